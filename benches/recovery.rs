@@ -198,7 +198,7 @@ async fn recover(bench: &Bench, fault: Fault, name: &str, rows: &Mutex<Vec<Strin
             let (host, port) = addr.split_once(':').ok_or("host:port")?;
             run(redis, &["REPLICAOF", host, port])?;
         }
-        Some((second, proxy)) => hand_over(redis, second, proxy).await?,
+        Some((second, proxy)) => delivery(redis, second, proxy).await?,
         None => {
             begin(fault, redis).await?;
             if fault != Fault::ClientsKilled {
@@ -325,7 +325,7 @@ async fn follow(second: &RedisServer, first: &RedisServer) -> Outcome {
 
 /// Makes the second the master and the first its replica. New connections go to the second; those to the first stay
 /// open.
-async fn hand_over(first: &RedisServer, second: &RedisServer, proxy: &Proxy) -> Outcome {
+async fn delivery(first: &RedisServer, second: &RedisServer, proxy: &Proxy) -> Outcome {
     run(first, &["FAILOVER"])?;
     until("the second is the master", || Ok(info(second, "replication")?.contains("role:master"))).await?;
     *proxy.to.lock() = second.addr();

@@ -210,30 +210,30 @@ impl Job {
 
     /// Returns the receipt for clients.
     pub fn proof(&self) -> Receipt {
-        Receipt { hand_over: self.receipt & !Job::FROM_NEW, tries_left: self.tries_left }
+        Receipt { delivery: self.receipt & !Job::FROM_NEW, tries_left: self.tries_left }
     }
 }
 
 /// Proves ownership of a delivery. Opaque outside the engines; clients see it as text.
 ///
-/// It is free to create. `hand_over` distinguishes the deliveries of one job, in at most 63 bits with engine-specific
+/// It is free to create. `delivery` distinguishes the deliveries of one job, in at most 63 bits with engine-specific
 /// meaning. `tries_left` is the number of further deliveries; on Redis it is part of the name of the job's timer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Receipt {
-    pub hand_over: u64,
+    pub delivery: u64,
     pub tries_left: u16,
 }
 
-/// Bytes of a receipt: `hand_over`, then the tries.
+/// Bytes of a receipt: `delivery`, then the tries.
 const RECEIPT_BYTES: usize = 10;
 
 impl Receipt {
     /// Parses exactly what `Display` writes.
     pub fn parse(s: &str) -> Option<Receipt> {
         let bytes: [u8; RECEIPT_BYTES] = URL_SAFE_NO_PAD.decode(s).ok()?.try_into().ok()?;
-        let (hand_over, tries) = bytes.split_first_chunk()?;
+        let (delivery, tries) = bytes.split_first_chunk()?;
         let tries_left = u16::from_be_bytes(tries.try_into().ok()?);
-        Some(Receipt { hand_over: u64::from_be_bytes(*hand_over), tries_left })
+        Some(Receipt { delivery: u64::from_be_bytes(*delivery), tries_left })
     }
 }
 
@@ -241,7 +241,7 @@ impl fmt::Display for Receipt {
     /// Writes 14 URL-safe characters.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut bytes = [0; RECEIPT_BYTES];
-        bytes[..8].copy_from_slice(&self.hand_over.to_be_bytes());
+        bytes[..8].copy_from_slice(&self.delivery.to_be_bytes());
         bytes[8..].copy_from_slice(&self.tries_left.to_be_bytes());
         f.write_str(&URL_SAFE_NO_PAD.encode(bytes))
     }
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_receipt_is_short_and_read_strictly() {
-        let receipt = Receipt { hand_over: u64::MAX, tries_left: u16::MAX };
+        let receipt = Receipt { delivery: u64::MAX, tries_left: u16::MAX };
         assert_eq!(receipt.to_string(), "_____________w", "80 bits in 14 characters");
         for bad in ["", "0", "_____________x", "______________", "AAAAAAAAAAAAAA==", "AAAAAAAAAAAAA+"] {
             assert_eq!(Receipt::parse(bad), None, "{bad:?} is not a receipt");
@@ -428,8 +428,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_receipt_survives_its_text(hand_over: u64, tries_left: u16) {
-            let receipt = Receipt { hand_over, tries_left };
+        fn a_receipt_survives_its_text(delivery: u64, tries_left: u16) {
+            let receipt = Receipt { delivery, tries_left };
             prop_assert_eq!(Receipt::parse(&receipt.to_string()), Some(receipt));
         }
 

@@ -2,9 +2,9 @@
 //! independent of engines and HTTP types.
 
 mod families;
-mod figures;
 mod requests;
 mod schedules;
+mod statistics;
 mod stores;
 
 use std::cmp::Reverse;
@@ -20,9 +20,9 @@ use self::families::{
     ClusterFamilies, FIGURES, Figure, HttpFamilies, PoolFamilies, PushFamilies, ScheduleFamilies,
     ServerFamilies, StoreFamilies, register,
 };
-pub use self::figures::{KeptTimes, Process, Times, Took};
 pub use self::requests::{Connected, PortMetrics, RouteMetrics, pattern};
 pub use self::schedules::ScheduleMetrics;
+pub use self::statistics::{KeptTimes, Process, Times, Took};
 pub use self::stores::{EngineMetrics, Operation, PoolMetrics, PushSeries};
 use self::stores::{JOB_ID, MOST_QUEUES, OTHER, is_job_id};
 use crate::name::{Namespace, PoolName, Queue, Token};
@@ -43,8 +43,8 @@ pub struct Metrics {
 
 /// Statistics of a pool in a cluster, for a scrape.
 #[derive(Clone, Debug)]
-pub struct ClusterFigures<'a> {
-    pub nodes: Vec<NodeFigures<'a>>,
+pub struct ClusterStatistics<'a> {
+    pub nodes: Vec<NodeStatistics<'a>>,
     /// Number of unavailable partitions, by reason.
     pub unusable: [(&'static str, usize); 3],
     /// Number of calls refused before execution, by reason, since the start of the process.
@@ -53,7 +53,7 @@ pub struct ClusterFigures<'a> {
 
 /// Statistics of a node, for a scrape.
 #[derive(Clone, Debug)]
-pub struct NodeFigures<'a> {
+pub struct NodeStatistics<'a> {
     pub addr: &'a str,
     pub partitions: u16,
     /// Difference of its clock to the median, in microseconds.
@@ -63,7 +63,7 @@ pub struct NodeFigures<'a> {
 
 /// Statistics of one queue, for a scrape.
 #[derive(Clone, Debug)]
-pub struct QueueFigures<'a> {
+pub struct QueueStatistics<'a> {
     pub queue: &'a Queue,
     pub ready: u64,
     pub dead: u64,
@@ -150,7 +150,7 @@ impl Metrics {
 
     /// Returns the number of connections of each port, and the maximum.
     pub fn connections(&self) -> BTreeMap<String, (u64, u64)> {
-        figures::connections(&self.http)
+        statistics::connections(&self.http)
     }
 
     /// Sets the number of slots used by parked polls.
@@ -169,7 +169,7 @@ impl Metrics {
 
     /// Clears the stores' statistics after a scrape. Otherwise deleted queues and unavailable stores would show their
     /// last values forever. For ten thousand queues the statistics take the same amount of memory as all counters.
-    pub fn forget_figures(&self) {
+    pub fn clear_store_statistics(&self) {
         let stores = &self.engine.stores;
         let sizes = [&stores.queue_sizes, &stores.deadletter_sizes, &stores.timer_sizes];
         sizes.into_iter().chain([&stores.queue_jobs, &stores.queue_paused]).for_each(|family| family.reset());
@@ -187,7 +187,7 @@ impl Metrics {
         pool: &PoolName,
         timers: u64,
         overdue: Option<Duration>,
-        queues: impl IntoIterator<Item = QueueFigures<'a>>,
+        queues: impl IntoIterator<Item = QueueStatistics<'a>>,
     ) {
         let stores = &self.engine.stores;
         stores.timer_sizes.with_label_values(&[pool.as_str()]).set(timers as i64);
@@ -214,14 +214,14 @@ impl Metrics {
     }
 
     /// Sets the gauges of queues that share their labels.
-    fn queue(&self, labels @ [pool, namespace, queue]: [&str; 3], figures: &[QueueFigures<'_>]) {
+    fn queue(&self, labels @ [pool, namespace, queue]: [&str; 3], figures: &[QueueStatistics<'_>]) {
         let stores = &self.engine.stores;
-        let sum = |of: fn(&QueueFigures<'_>) -> u64| figures.iter().map(of).sum::<u64>() as i64;
+        let sum = |of: fn(&QueueStatistics<'_>) -> u64| figures.iter().map(of).sum::<u64>() as i64;
         stores.queue_sizes.with_label_values(&labels).set(sum(|figures| figures.ready));
         stores.deadletter_sizes.with_label_values(&labels).set(sum(|figures| figures.dead));
         let oldest = figures.iter().filter_map(|figures| figures.oldest_ready).max();
         stores.oldest_ready.with_label_values(&labels).set(seconds(oldest));
-        let known = |of: fn(&QueueFigures<'_>) -> Option<u64>| figures.iter().map(of).sum::<Option<u64>>();
+        let known = |of: fn(&QueueStatistics<'_>) -> Option<u64>| figures.iter().map(of).sum::<Option<u64>>();
         for (state, jobs) in
             [("delayed", known(|figures| figures.delayed)), ("running", known(|figures| figures.running))]
         {
@@ -247,7 +247,7 @@ impl Metrics {
     }
 
     /// Sets the statistics of the nodes of a cluster.
-    pub fn nodes(&self, pool: &PoolName, cluster: &ClusterFigures<'_>) {
+    pub fn nodes(&self, pool: &PoolName, cluster: &ClusterStatistics<'_>) {
         let (families, pool) = (&self.clusters, pool.as_str());
         for node in &cluster.nodes {
             let labels = [pool, node.addr];
@@ -320,7 +320,7 @@ mod tests {
         engine.counters.publish_jobs.inc();
         engine.published(&queue("q"), 2);
         engine.waits_for_replicas();
-        let of = QueueFigures {
+        let of = QueueStatistics {
             queue: &queue("q"),
             ready: 4,
             dead: 5,
@@ -371,10 +371,10 @@ mod tests {
         let names: Vec<Queue> = (0..MOST_QUEUES + 100).map(|i| queue(&format!("q{i}"))).collect();
         let of = |(i, queue)| {
             let (ready, dead) = if i < 100 { (0, 0) } else { (1, 2) };
-            QueueFigures { queue, ready, dead, delayed: Some(1), running: None, oldest_ready: None }
+            QueueStatistics { queue, ready, dead, delayed: Some(1), running: None, oldest_ready: None }
         };
         let largest = queue("z-the-largest");
-        let large = QueueFigures {
+        let large = QueueStatistics {
             queue: &largest,
             ready: 1_000_000,
             dead: 0,
@@ -396,7 +396,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "missing {line}");
         }
-        metrics.forget_figures();
+        metrics.clear_store_statistics();
         let text = String::from_utf8(metrics.text()).expect("it is text");
         assert!(!text.contains("queue_sizes{"), "cleared statistics are absent");
     }

@@ -190,7 +190,7 @@ impl Sending {
         }
         let view = queue.pool.engine.inspect(&job.queue, By::Id(job.id), Detail::All);
         match timeout(NUMBER, view).await {
-            Ok(Ok(Some(view))) => delivery::attempts_told(view.reason.as_ref()) + 1,
+            Ok(Ok(Some(view))) => delivery::attempts_in(view.reason.as_ref()) + 1,
             // A wrong number is better than no request.
             Ok(Ok(None) | Err(_)) | Err(_) => 1,
         }

@@ -227,7 +227,7 @@ pub fn reason(attempt: u64, why: &str) -> Option<Reason> {
 }
 
 /// Returns the number of the attempt from a job's reason; 0 if push did not write the reason.
-pub fn attempts_told(reason: Option<&Reason>) -> u64 {
+pub fn attempts_in(reason: Option<&Reason>) -> u64 {
     let told = reason.and_then(|reason| reason.as_str().strip_prefix(ATTEMPT)?.split_once(':'));
     // Consumers who poll the queue may write any reason.
     told.and_then(|(number, _)| number.parse::<u32>().ok()).unwrap_or(0).into()

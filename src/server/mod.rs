@@ -2,7 +2,7 @@
 //! opens the ports, and shuts all of it down. The only module that names a concrete engine, apart from the stores of
 //! `admin` and `push` that are part of one.
 
-mod beside;
+mod background;
 mod check;
 mod demo;
 mod error;
@@ -169,7 +169,7 @@ impl Server {
                 return Err(error);
             }
         };
-        beside::ask_for_tokens(tokens.clone(), outage.clone(), &tasks);
+        background::ask_for_tokens(tokens.clone(), outage.clone(), &tasks);
         let state = Arc::new(app_state(StateParts {
             config: &config,
             config_file: options.config_file.as_ref().map(|file| file.display().to_string()),
@@ -186,7 +186,7 @@ impl Server {
             tasks: tasks.clone(),
             port: addresses.api.port(),
         }));
-        beside::begin(&state, stores, &tasks, &failure).await;
+        background::begin(&state, stores, &tasks, &failure).await;
         open_ports(&config, addresses, &state);
 
         let mut server = Server {

@@ -129,7 +129,7 @@ async fn an_ack_takes_what_has_expired_along_whatever_receipt_it_shows() {
     engine.publish(vec![NewJob { ttl: Some(ttl), ..job(&q, 1) }].into()).await.expect("published");
     let [held] = &take(&engine, &q, 1, Duration::from_secs(9)).await[..] else { panic!("one job is ready") };
     clock.advance(ttl);
-    let old = dormouse::job::Receipt { hand_over: 0, ..held.proof() };
+    let old = dormouse::job::Receipt { delivery: 0, ..held.proof() };
     let stale = engine.ack(&q, &[(held.id, Some(old))]).await.expect("acked");
     assert_eq!(stale, [], "it has expired, so the receipt does not matter");
     assert_eq!(engine.stats().await.expect("figures").timers, 0, "it has no timer any more");

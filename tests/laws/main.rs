@@ -26,7 +26,7 @@ mod dead;
 mod dead_age;
 mod forget;
 mod give_back;
-mod hand_over;
+mod held;
 mod instants;
 mod keys;
 mod lists;
@@ -365,7 +365,7 @@ macro_rules! more_laws {
                 a_request_is_forgotten_in_the_end,
                 one_of_many_equal_requests_is_done,
             }
-            hand_over {
+            held {
                 a_touched_job_runs_on,
                 a_touch_can_shorten_the_ttr,
                 a_touch_replaces_the_receipt,

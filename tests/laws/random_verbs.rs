@@ -67,7 +67,7 @@ impl Run<'_> {
     fn any_held(&mut self) -> (JobRef, Receipt, Receipt) {
         match self.held.len() as u64 {
             0 => {
-                let none = Receipt { hand_over: 0, tries_left: 0 };
+                let none = Receipt { delivery: 0, tries_left: 0 };
                 (self.any_published(), none, none)
             }
             n => self.held[(n - 1 - self.random.below(n.min(12))) as usize].clone(),

@@ -147,7 +147,7 @@ async fn acks_that_are_not_sent_forget_no_timer() {
     let others: Vec<_> = others.iter().map(|job| (job.id, None)).collect();
     server.kill();
     // Whether or not this call is sent, the connection for acks is down afterwards.
-    let touched = engine.touch(&first, Receipt { tries_left: 1, hand_over: 1 }, Duration::from_secs(9)).await;
+    let touched = engine.touch(&first, Receipt { tries_left: 1, delivery: 1 }, Duration::from_secs(9)).await;
     assert!(matches!(touched, Err(Error::Away(_))), "the server was killed, came {touched:?}");
     let acked = engine.ack_job(first.clone()).await;
     assert!(matches!(acked, Err(Error::Away(_))), "the server was killed, came {acked:?}");

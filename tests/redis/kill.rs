@@ -110,7 +110,7 @@ struct Told {
     published: bool,
     acking: bool,
     acked: bool,
-    hand_overs: u16,
+    deliveries: u16,
     releasing: u16,
     released: u16,
     not_released: u16,
@@ -136,7 +136,7 @@ fn run_and_kill(server: &RedisServer, lines: usize, told: &mut BTreeMap<JobId, T
                 "P" => job.published = true,
                 "a" => job.acking = true,
                 "A" => job.acked = true,
-                "h" => job.hand_overs += 1,
+                "h" => job.deliveries += 1,
                 "r" => job.releasing += 1,
                 "R" => job.released += 1,
                 "x" => job.not_released += 1,
@@ -191,8 +191,8 @@ async fn kill_9_loses_no_job_and_no_try_of_workers_that_touch_and_release() {
         let spent = TRIES - tries_left - 1;
         // A kill hides the results of unfinished releases, and at most one delivery of a job per round.
         let unknown = job.releasing - job.released - job.not_released;
-        let least = job.hand_overs.saturating_sub(job.released + unknown);
-        let most = job.hand_overs - job.released + ROUNDS as u16;
+        let least = job.deliveries.saturating_sub(job.released + unknown);
+        let most = job.deliveries - job.released + ROUNDS as u16;
         assert!((least..=most).contains(&spent), "{id} has spent {spent} of {least} to {most}: {job:?}");
         restored += job.released;
     }

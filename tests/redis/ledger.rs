@@ -27,7 +27,7 @@ const SHORT: Duration = Duration::from_millis(60);
 #[derive(Debug, Default)]
 struct Account {
     tries: u16,
-    hand_overs: u16,
+    deliveries: u16,
     /// Number of restored tries, according to the replies.
     restored: u16,
     /// Tries left according to the last delivery.
@@ -62,7 +62,7 @@ impl Ledger {
                 account.end.is_none() && !account.is_gone,
                 "{job:?} was handed out after its end: {account:?}"
             );
-            account.hand_overs += 1;
+            account.deliveries += 1;
             account.last_tries_left = Some(job.tries_left);
             assert!(account.receipts.insert(job.proof()), "a receipt came twice: {job:?}, {account:?}");
         });
@@ -177,7 +177,7 @@ impl Worker {
             }
             // Lets the ttr end, then acks with the expired receipt.
             _ if !mine.long => {
-                let until: Millis = mine.receipt.hand_over / 1000 + 1;
+                let until: Millis = mine.receipt.delivery / 1000 + 1;
                 tokio::time::sleep(Duration::from_millis(until.saturating_sub(self.engine.now()) + 5)).await;
                 let late = self.engine.release(&name, mine.receipt, Release::default()).await;
                 let late = late.expect("release is answered");
@@ -304,7 +304,7 @@ async fn every_job_ends_where_the_ledger_says_with_the_tries_that_were_told() {
         acked += u64::from(end == End::Acked);
         let is_dead = dead.contains(&job.id);
         assert_eq!((there, is_dead), (end == End::Dead, end == End::Dead), "job {n} ended so: {account:?}");
-        let spent = account.hand_overs - account.restored;
+        let spent = account.deliveries - account.restored;
         let last = account.last_tries_left.expect("each is handed out");
         assert_eq!(account.tries - spent, last, "the tries of job {n}: {account:?}");
     }

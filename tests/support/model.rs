@@ -186,7 +186,7 @@ impl Stored {
 
     /// Returns whether the delivery of this receipt is current.
     fn is_held(&self, receipt: Receipt, now: Millis) -> bool {
-        matches!(self.state, State::Running { due, receipt: of } if of == receipt.hand_over && due > now)
+        matches!(self.state, State::Running { due, receipt: of } if of == receipt.delivery && due > now)
     }
 }
 
@@ -547,16 +547,16 @@ impl Engine for ModelEngine {
         let (mut state, now) = self.open()?;
         state.receipt += 1;
         state.armed += 1;
-        let (hand_over, armed) = (state.receipt, state.armed);
+        let (delivery, armed) = (state.receipt, state.armed);
         let stored = match state.held(job, receipt, now) {
             Held::Done(stored) => stored,
             Held::NotYours => return Ok(Held::NotYours),
             Held::NotFound => return Ok(Held::NotFound),
         };
         let until = now + ms(ttr);
-        stored.state = State::Running { due: until, receipt: hand_over };
+        stored.state = State::Running { due: until, receipt: delivery };
         stored.armed = armed;
-        let receipt = Receipt { hand_over, ..receipt };
+        let receipt = Receipt { delivery, ..receipt };
         drop(state);
         self.armed.notify_waiters();
         Ok(Held::Done(Touched { receipt, until }))
@@ -609,7 +609,7 @@ impl Engine for ModelEngine {
         Ok(found.map(|stored| {
             let receipt = match stored.state {
                 State::Running { due, receipt } if due > now && detail.held_with() == Some(stored.tries) => {
-                    Some(Receipt { hand_over: receipt, tries_left: stored.tries })
+                    Some(Receipt { delivery: receipt, tries_left: stored.tries })
                 }
                 _ => None,
             };

@@ -57,7 +57,7 @@ use self::verbs::delays;
 use self::verbs::destroy::{Destroy, Rest};
 use self::verbs::forget_queue::ForgetQueue;
 use self::verbs::give_back::GiveBack;
-use self::verbs::hand_over::{GiveUp, Touch};
+use self::verbs::held::{GiveUp, Touch};
 use self::verbs::inspect::{Inspect, InspectKey};
 use self::verbs::keys::{CancelKey, Recall};
 use self::verbs::list_jobs::list_jobs;
@@ -70,7 +70,7 @@ use self::verbs::pump::Pump;
 use self::verbs::quotas::SetQuotas;
 use self::verbs::respawn_jobs::RespawnJobs;
 use self::verbs::schedules::{ListSchedules, ReadDue, StepSchedule};
-use self::verbs::stats::{ReadFigures, ReadSize};
+use self::verbs::stats::{ReadSize, ReadStatistics};
 use super::backup::{Backup, StoreCopy};
 use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
@@ -256,7 +256,7 @@ impl Engine for DiskEngine {
     }
 
     async fn stats(&self) -> Result<Stats> {
-        let (figures, queues) = (self.handle.ask(ReadFigures).await?, self.sizes().await?);
+        let (figures, queues) = (self.handle.ask(ReadStatistics).await?, self.sizes().await?);
         let mut gauges = figures.gauges;
         gauges.push(("disk_free_bytes", self.room.free() as f64));
         gauges.push(("disk_full", f64::from(u8::from(self.room.is_low()))));

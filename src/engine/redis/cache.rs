@@ -28,39 +28,39 @@ fn newest<K: Hash + Eq, V: Clone>(entries: usize) -> Cache<K, V> {
 /// This process's latest deliveries: the tries left of running jobs, which determine the timer member that an ack
 /// removes; and the end of a delivery or release, used to measure the lateness of the redelivery.
 #[derive(Debug)]
-pub struct HandOvers(Cache<JobId, HandOver>);
+pub struct Deliveries(Cache<JobId, Delivered>);
 
 #[derive(Clone, Copy, Debug)]
-struct HandOver {
+struct Delivered {
     /// `None`: the delivery has ended, and the job's timer is unknown.
     tries: Option<u16>,
     /// Next due time of the job.
     ends: Millis,
 }
 
-impl HandOvers {
+impl Deliveries {
     /// Returns an empty cache that keeps the newest `least` jobs, and at most twice that number. (Its shards fill
     /// unevenly, so the difference is needed.)
-    pub fn new(least: usize) -> HandOvers {
-        HandOvers(newest(2 * least))
+    pub fn new(least: usize) -> Deliveries {
+        Deliveries(newest(2 * least))
     }
 
     /// Records a delivery, with `tries` left, whose ttr ends at `ends`. Returns when the job was due this time: by its
     /// id, or at the recorded end of its previous delivery.
     pub fn begin(&self, id: JobId, tries: u16, ends: Micros) -> Millis {
         let before = self.0.get(&id).map(|before| before.ends);
-        self.0.insert(id, HandOver { tries: Some(tries), ends: ends / 1000 });
+        self.0.insert(id, Delivered { tries: Some(tries), ends: ends / 1000 });
         before.unwrap_or(0).max(id.first_due())
     }
 
     /// Records the new end of a delivery.
     pub fn touch(&self, id: JobId, tries: u16, ends: Micros) {
-        self.0.insert(id, HandOver { tries: Some(tries), ends: ends / 1000 });
+        self.0.insert(id, Delivered { tries: Some(tries), ends: ends / 1000 });
     }
 
     /// Records that a delivery has ended, and the job's due time.
     pub fn release(&self, id: JobId, due: Micros) {
-        self.0.insert(id, HandOver { tries: None, ends: due / 1000 });
+        self.0.insert(id, Delivered { tries: None, ends: due / 1000 });
     }
 
     /// Returns the job's tries, if recorded.
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn the_newest_jobs_are_kept_and_the_rest_is_bounded() {
         let id = |n: u64| JobId::from_parts(n, n, 0, false);
-        let cache = HandOvers::new(1000);
+        let cache = Deliveries::new(1000);
         for n in 0..20_000 {
             cache.begin(id(n), n as u16, 0);
         }
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_job_that_comes_again_is_due_at_the_end_of_its_last_hand_over() {
-        let (id, cache) = (JobId::from_parts(5_000, 1, 10, false), HandOvers::new(10));
+        let (id, cache) = (JobId::from_parts(5_000, 1, 10, false), Deliveries::new(10));
         assert_eq!(cache.begin(id, 2, 20_000_000), 15_000, "published at 5 s with a delay of 10 s");
         assert_eq!(cache.begin(id, 1, 30_000_000), 20_000, "the end of its ttr");
         cache.touch(id, 1, 40_000_000);

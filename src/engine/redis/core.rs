@@ -155,7 +155,7 @@ impl PartitionCore {
 
     /// Notifies waiters that the queue may have ready jobs in this partition.
     pub fn tell_ready(&self, queue: &Queue) {
-        self.spreading.told(queue, self.partition);
+        self.spreading.notify(queue, self.partition);
         self.common.notifiers.notify(queue);
     }
 

@@ -16,7 +16,7 @@ pub struct Hints {
 #[derive(Clone, Copy, Debug)]
 struct Hint {
     /// Number of the last notice that a job is ready.
-    told: u64,
+    notified: u64,
     /// Number of the last question whose reply was empty.
     empty: u64,
 }
@@ -28,7 +28,7 @@ pub struct Question(u64);
 impl Hints {
     /// Returns hints that any partition may have jobs.
     pub fn new(count: u16) -> Hints {
-        Hints { each: vec![Hint { told: 1, empty: 0 }; count.into()], count: 1, next: 0 }
+        Hints { each: vec![Hint { notified: 1, empty: 0 }; count.into()], count: 1, next: 0 }
     }
 
     /// Numbers a question that is about to be sent.
@@ -44,14 +44,14 @@ impl Hints {
     }
 
     /// Records that a job may have become ready in a partition.
-    pub fn told(&mut self, partition: Partition) {
+    pub fn notify(&mut self, partition: Partition) {
         self.count += 1;
-        self.each[usize::from(partition)].told = self.count;
+        self.each[usize::from(partition)].notified = self.count;
     }
 
-    pub fn told_everywhere(&mut self) {
+    pub fn notify_all(&mut self) {
         self.count += 1;
-        self.each.iter_mut().for_each(|hint| hint.told = self.count);
+        self.each.iter_mut().for_each(|hint| hint.notified = self.count);
     }
 
     /// Returns up to `most` partitions that may have jobs and are not `left_out`, in rotation. The next consume begins
@@ -60,7 +60,7 @@ impl Hints {
         let count = self.each.len() as u16; // the length came from a `u16`
         let may_have = |partition: &Partition| {
             let hint = &self.each[usize::from(*partition)];
-            hint.told > hint.empty && !left_out(*partition)
+            hint.notified > hint.empty && !left_out(*partition)
         };
         let all = (0..count).map(|n| nth(self.next, n, count));
         let taken: Vec<Partition> = all.filter(may_have).take(most).collect();
@@ -102,7 +102,7 @@ mod tests {
     fn a_notice_after_a_question_was_sent_counts() {
         let mut hints = Hints::new(2);
         let asked = hints.asks();
-        hints.told(1);
+        hints.notify(1);
         hints.is_empty(0, asked);
         hints.is_empty(1, asked);
         assert_eq!(taken(&mut hints, 9), [1]);
@@ -110,7 +110,7 @@ mod tests {
         hints.is_empty(1, later);
         hints.is_empty(1, asked);
         assert_eq!(taken(&mut hints, 9), [0_u16; 0], "an answer to an earlier question is of before");
-        hints.told_everywhere();
+        hints.notify_all();
         assert_eq!(taken(&mut hints, 9).len(), 2);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio_util::sync::DropGuard;
 
 use super::arming::Watch;
-use super::cache::HandOvers;
+use super::cache::Deliveries;
 use super::clock::RedisClock;
 use super::connection::connector::{Connection, Connector, RedisAddress};
 use super::connection::fault::Outcome;
@@ -43,7 +43,7 @@ pub enum Lane {
     Consume,
     Pump,
     /// Calls that end deliveries.
-    HandOver,
+    Delivered,
     /// Everything off the hot path.
     Other,
 }
@@ -58,7 +58,7 @@ pub struct Common {
     pub notifiers: Arc<Notifiers>,
     pub observers: Arc<Observers>,
     /// This process's latest deliveries.
-    pub handed_out: Arc<HandOvers>,
+    pub handed_out: Arc<Deliveries>,
     /// Version of the first Redis, if it reports one.
     pub version: Arc<OnceLock<String>>,
     /// Number of replicas that must have a write before its reply is sent.
@@ -76,7 +76,7 @@ impl Common {
             outage,
             notifiers: Arc::default(),
             observers: Arc::default(),
-            handed_out: Arc::new(HandOvers::new(REMEMBERED_HAND_OVERS)),
+            handed_out: Arc::new(Deliveries::new(REMEMBERED_HAND_OVERS)),
             version: Arc::default(),
             wait_replicas,
             failure,
@@ -95,7 +95,7 @@ pub struct Link {
     pub consumes: SharedConnection,
     /// The pump, and calls that end deliveries, have connections of their own, so that reads do not delay them.
     pub pumps: SharedConnection,
-    pub hand_overs: SharedConnection,
+    pub deliveries: SharedConnection,
     /// For everything off the hot path.
     pub shared: SharedConnection,
     pub clock: RedisClock,
@@ -167,7 +167,7 @@ impl Link {
             publish_connections: ["a connection for publishes"; PUBLISHERS].map(&mut shared),
             consumes: shared("the connection for consumes"),
             pumps: shared("the connection for the pump"),
-            hand_overs: shared("the connection for acks and touches"),
+            deliveries: shared("the connection for acks and touches"),
             shared: shared("the shared connection"),
             common: common.clone(),
             connections,
@@ -187,7 +187,7 @@ impl Link {
             Lane::Publish(own) => &self.publish_connections[own % PUBLISHERS],
             Lane::Consume => &self.consumes,
             Lane::Pump => &self.pumps,
-            Lane::HandOver => &self.hand_overs,
+            Lane::Delivered => &self.deliveries,
             Lane::Other => &self.shared,
         }
     }
@@ -211,7 +211,11 @@ impl Link {
     }
 
     /// Returns jobs whose delivery was too late for any consumer.
-    pub async fn told_nobody(&self, jobs: Vec<Job>, give_back: impl AsyncFnOnce(Vec<Job>) -> Result<()>) {
+    pub async fn return_undelivered(
+        &self,
+        jobs: Vec<Job>,
+        give_back: impl AsyncFnOnce(Vec<Job>) -> Result<()>,
+    ) {
         let count = jobs.len();
         if give_back(jobs).await.is_err() {
             tracing::warn!(

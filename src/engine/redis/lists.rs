@@ -28,8 +28,8 @@ impl ReadyLists for PoolLists {
 
     fn may_have(&self, list: Option<(&Queue, &[u8])>) {
         match list.map(|(queue, key)| (queue, self.partitions.split(key))) {
-            Some((queue, Some((partition, _)))) => self.spreading.told(queue, partition),
-            _ => self.spreading.told_everywhere(),
+            Some((queue, Some((partition, _)))) => self.spreading.notify(queue, partition),
+            _ => self.spreading.notify_all(),
         }
     }
 }

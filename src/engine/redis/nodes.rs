@@ -114,7 +114,7 @@ impl Nodes for NodesOfPool {
             let of = nodes.get(&*master.id);
             let answers = of.is_none_or(|(_, trouble)| trouble.is_none());
             let info = match of {
-                Some((node, None)) => told(node).await,
+                Some((node, None)) => info(node).await,
                 _ => None,
             };
             let field = |name: &str| info.as_ref().and_then(|(info, _)| info.get::<u64>(name));
@@ -158,7 +158,7 @@ impl Nodes for NodesOfPool {
 }
 
 /// Returns the node's INFO; `None` also if INFO is forbidden.
-async fn told(node: &Node) -> Option<(InfoDict, String)> {
+async fn info(node: &Node) -> Option<(InfoDict, String)> {
     let mut info = redis::cmd("INFO");
     info.arg("server").arg("clients").arg("memory").arg("replication").arg("keyspace");
     let text: String = timeout(CHECK, node.link.shared.query(&info)).await.ok()?.ok()?;

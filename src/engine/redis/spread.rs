@@ -117,15 +117,15 @@ impl Spreading {
     }
 
     /// Records that a partition may have ready jobs of this queue.
-    pub fn told(&self, queue: &Queue, partition: Partition) {
+    pub fn notify(&self, queue: &Queue, partition: Partition) {
         if let Some(hints) = self.hints.read().get(queue) {
-            hints.lock().told(partition);
+            hints.lock().notify(partition);
         }
     }
 
     /// Records that any partition may have ready jobs of any queue.
-    pub fn told_everywhere(&self) {
-        self.hints.read().values().for_each(|hints| hints.lock().told_everywhere());
+    pub fn notify_all(&self) {
+        self.hints.read().values().for_each(|hints| hints.lock().notify_all());
     }
 
     /// Returns the partition that takes the next publish. When its slice ends, the next available partition takes over.

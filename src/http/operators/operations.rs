@@ -22,7 +22,7 @@ use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, AwayOfPool, TEXT};
 use crate::http::request::params::Query;
 use crate::http::state::{App, AppState, PoolState};
-use crate::metrics::{ClusterFigures, Health, Metrics, NodeFigures, QueueFigures};
+use crate::metrics::{ClusterStatistics, Health, Metrics, NodeStatistics, QueueStatistics};
 use crate::name::PoolName;
 use crate::process::tasks::beside_the_runtime;
 use crate::sampler::{CHECK_TIME, Reading};
@@ -211,30 +211,30 @@ async fn written(metrics: Arc<Metrics>, asked: Vec<Asked>, alone: OwnedMutexGuar
             }
         }
         let text = metrics.text();
-        metrics.forget_figures();
+        metrics.clear_store_statistics();
         text
     })
     .await
 }
 
-fn of_nodes(view: &NodesView) -> ClusterFigures<'_> {
+fn of_nodes(view: &NodesView) -> ClusterStatistics<'_> {
     let of = &view.unusable;
-    let nodes = view.nodes.iter().map(|node| NodeFigures {
+    let nodes = view.nodes.iter().map(|node| NodeStatistics {
         addr: &node.addr,
         partitions: node.parts,
         clock: node.clock,
         gauges: &node.gauges,
     });
-    ClusterFigures {
+    ClusterStatistics {
         nodes: nodes.collect(),
         unusable: [("away", of.away.len()), ("moving", of.moving.len()), ("split", of.split.len())],
         redirections: &view.redirections,
     }
 }
 
-fn figures(size: &QueueSize) -> QueueFigures<'_> {
+fn figures(size: &QueueSize) -> QueueStatistics<'_> {
     let QueueSize { queue, ready, dead, delayed, running, oldest_ready, .. } = size;
-    QueueFigures {
+    QueueStatistics {
         queue,
         ready: *ready,
         dead: *dead,

@@ -117,9 +117,9 @@ impl WriterState {
 
     /// Returns the receipt of a running job's delivery, if it has not ended and has this number of tries left.
     fn receipt(&self, job: &JobRef, tries_left: u16, now: Micros) -> Option<Receipt> {
-        let (due, hand_over) = self.timers.running(job).filter(|(due, _)| *due > now)?;
-        let entry = self.timers.running_entry((due, hand_over))?;
-        (entry.tries == tries_left).then_some(Receipt { hand_over, tries_left })
+        let (due, delivery) = self.timers.running(job).filter(|(due, _)| *due > now)?;
+        let entry = self.timers.running_entry((due, delivery))?;
+        (entry.tries == tries_left).then_some(Receipt { delivery, tries_left })
     }
 
     fn find(&mut self, job: &JobRef, record: &Record) -> Result<Whereabouts, Fatal> {

@@ -10,7 +10,7 @@ pub mod delays;
 pub mod destroy;
 pub mod forget_queue;
 pub mod give_back;
-pub mod hand_over;
+pub mod held;
 pub mod inspect;
 pub mod keys;
 pub mod list_jobs;

@@ -98,11 +98,11 @@ impl WriterState {
 }
 
 /// Returns statistics of the whole store.
-pub struct ReadFigures;
+pub struct ReadStatistics;
 
-/// Reply of [`ReadFigures`].
+/// Reply of [`ReadStatistics`].
 #[derive(Debug)]
-pub struct Figures {
+pub struct StoreStatistics {
     /// Delayed and running jobs.
     pub timers: u64,
     /// How long the earliest of them has been overdue.
@@ -110,11 +110,11 @@ pub struct Figures {
     pub gauges: Vec<(&'static str, f64)>,
 }
 
-impl Step for ReadFigures {
-    type Reply = Figures;
+impl Step for ReadStatistics {
+    type Reply = StoreStatistics;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Figures> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<StoreStatistics> {
         let store = state.txn.store();
         let gauges = vec![
             ("disk_bytes", store.disk_bytes() as f64),
@@ -124,6 +124,10 @@ impl Step for ReadFigures {
         ];
         let due = [state.timers.delayed_from(), state.timers.running_from()].into_iter().flatten().min();
         let overdue = due.and_then(|(due, _)| now.checked_sub(due)).filter(|late| *late > 0);
-        Ok(Figures { timers: state.timers.len(), overdue: overdue.map(Duration::from_micros), gauges })
+        Ok(StoreStatistics {
+            timers: state.timers.len(),
+            overdue: overdue.map(Duration::from_micros),
+            gauges,
+        })
     }
 }

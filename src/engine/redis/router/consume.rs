@@ -150,7 +150,7 @@ impl Router {
         let exists = self.read_each::<bool>(&parts, false, |part| redis::Cmd::exists(part.keys.ready(queue)));
         for (partition, has_jobs) in exists.await {
             match has_jobs.map_err(Error::from) {
-                Ok(true) => self.spreading.told(queue, partition),
+                Ok(true) => self.spreading.notify(queue, partition),
                 Ok(false) => {}
                 Err(Error::Unreachable(why)) => _ = failed.insert(partition, why),
                 // The node does not reply, or the connection failed, so the partition's state is unknown.

@@ -14,7 +14,6 @@
 
 mod consume;
 mod each;
-mod figures;
 mod jobs;
 mod lists;
 mod publish;
@@ -23,6 +22,7 @@ pub mod quotas;
 mod samples;
 pub mod scattered;
 mod schedules;
+mod statistics;
 
 use std::sync::Arc;
 use std::time::Duration;

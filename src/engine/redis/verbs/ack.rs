@@ -19,7 +19,7 @@ impl PartitionCore {
     /// Acks a job, coalesced with others. Returns `false` if the job may not have existed in this partition.
     pub async fn ack_one(self: &Arc<Self>, job: JobRef) -> Result<bool> {
         self.is_open()?;
-        self.place.ready(self.partition, Lane::HandOver).await?;
+        self.place.ready(self.partition, Lane::Delivered).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::ACKS);
             serve(calls, &self.tasks, ("the ack task", 1), self, |core, _, batch| async move {
@@ -38,7 +38,7 @@ impl PartitionCore {
         let tries = |job: &JobRef| self.common.handed_out.tries(&job.id);
         let mut call = self.forget(jobs.iter().map(|job| (job, tries(job))));
         call.arrived_at(arrived);
-        let outcome: Outcome<u64> = self.run(Lane::HandOver, &call).await;
+        let outcome: Outcome<u64> = self.run(Lane::Delivered, &call).await;
         if outcome.is_ok() {
             jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
         }
@@ -70,7 +70,7 @@ impl PartitionCore {
     /// Acks jobs of one queue independently. Returns the existing jobs whose receipt is no longer valid.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
-        let stale: Vec<usize> = self.run(Lane::HandOver, &self.ack_call(queue, jobs)).await?;
+        let stale: Vec<usize> = self.run(Lane::Delivered, &self.ack_call(queue, jobs)).await?;
         let stale: Option<Vec<JobId>> = stale.iter().map(|n| jobs.get(*n).map(|(id, _)| *id)).collect();
         let stale = stale.ok_or_else(|| Fault::unreadable("ack_many"))?;
         for (id, _) in jobs.iter().filter(|(id, _)| !stale.contains(id)) {
@@ -88,7 +88,7 @@ impl PartitionCore {
         for (id, receipt) in jobs {
             match receipt {
                 Some(receipt) => {
-                    cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
+                    cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.delivery);
                 }
                 None => {
                     let member = self.common.handed_out.tries(id).map(|tries| keys::member(queue, tries, id));

@@ -113,7 +113,7 @@ impl PartitionCore {
         let late = || {
             let (core, link) = (self.clone(), link.clone());
             Some(async move |late: Consumed| {
-                link.told_nobody(late.jobs, async |jobs| core.give_back(jobs).await).await
+                link.return_undelivered(late.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
         link.exchange(&connection, arrived, exchange, late).await

@@ -69,7 +69,7 @@ impl PartitionCore {
             let give = || {
                 let mut again = cmd.clone();
                 again.arrived_at(std::time::Instant::now());
-                async move { self.run(Lane::HandOver, &again).await }
+                async move { self.run(Lane::Delivered, &again).await }
             };
             let _: u64 = until_given(self.tasks.stopping(), give).await?;
             for queue in lists {

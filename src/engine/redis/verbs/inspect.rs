@@ -94,7 +94,7 @@ impl PartitionCore {
                 let tries_left = read(tries)?;
                 // A due time in whole seconds was written by lmstfy, which has no receipts.
                 if runs && due % 2 == 1 && due > now && held_with == Some(tries_left) {
-                    receipt = Some(Receipt { hand_over: due, tries_left });
+                    receipt = Some(Receipt { delivery: due, tries_left });
                 }
                 (Some(state), Some(due / 1000), Some(tries_left))
             }

@@ -103,7 +103,7 @@ impl PartitionCore {
             figures.cmd("LLEN").arg(self.keys.ready(queue)).cmd("LLEN").arg(self.keys.dead(queue));
             figures.cmd("HEXISTS").arg(self.keys.queues_of(namespace)).arg(queue.name.as_str());
         }
-        let figures = if queues.is_empty() { Vec::new() } else { self.figures(&figures).await? };
+        let figures = if queues.is_empty() { Vec::new() } else { self.sizes(&figures).await? };
         let next = queues.last().filter(|_| more).map(|queue| queue.name.clone());
         let now = self.now();
         let mut page = QueuePage { queues: Vec::with_capacity(queues.len()), next };

@@ -8,7 +8,7 @@ pub mod dead_letter;
 pub mod delays;
 pub mod destroy;
 pub mod give_back;
-pub mod hand_over;
+pub mod held;
 pub mod inspect;
 pub mod keys;
 pub mod list_jobs;

@@ -94,7 +94,7 @@ impl PartitionCore {
                 lens.cmd("LLEN").arg(self.keys.ready(queue)).cmd("LLEN").arg(self.keys.dead(queue));
                 heads.cmd("LINDEX").arg(self.keys.ready(queue)).arg(-1);
             }
-            let (lens, heads) = (self.figures(&lens).await?, self.figures::<Option<Vec<u8>>>(&heads).await?);
+            let (lens, heads) = (self.sizes(&lens).await?, self.sizes::<Option<Vec<u8>>>(&heads).await?);
             let now = self.now();
             let age = |element: &Option<Vec<u8>>| {
                 let id = keys::id_of_element(element.as_ref()?)?;
@@ -117,7 +117,7 @@ impl PartitionCore {
     }
 
     /// Runs commands on lists. A key of another type counts as an empty list.
-    pub async fn figures<T: FromRedisValue + Default>(&self, asked: &Pipeline) -> Outcome<Vec<T>> {
+    pub async fn sizes<T: FromRedisValue + Default>(&self, asked: &Pipeline) -> Outcome<Vec<T>> {
         let mut asked = asked.clone();
         asked.ignore_errors();
         ask!(self.attempts(Lane::Other), |link| link.shared.with(async |conn| {

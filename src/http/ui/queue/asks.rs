@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use serde_json::{Value, json};
 
 use super::dead::reason;
-use super::figures::Figures;
+use super::statistics::Figures;
 use crate::http::ui::page::ask::{Refusal, Said, part};
 use crate::http::ui::page::form::Fields;
 use crate::http::ui::page::frame::{Command, Page, command_line, curl, curls};

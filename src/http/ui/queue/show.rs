@@ -6,9 +6,9 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::Value;
 
-use super::figures::Figures;
 use super::jobs;
 use super::push::push_route;
+use super::statistics::Figures;
 use super::{asks, bulk, dead, due};
 use crate::http::jobs::lists::FoundJobs;
 use crate::http::operators::bulk::{BulksReply, actions};

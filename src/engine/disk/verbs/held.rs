@@ -43,9 +43,9 @@ impl Step for Touch {
         let Touch { job, receipt, ttr } = self;
         held!(state, &job, receipt, now);
         let Some(entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
-        let (due, hand_over) = (now.saturating_add(micros(ttr)), state.next_seq());
-        state.start_ttr((due, hand_over), &job.queue, entry);
-        Ok(Held::Done(Touched { receipt: Receipt { hand_over, ..receipt }, until: state.clock.to_day(due) }))
+        let (due, delivery) = (now.saturating_add(micros(ttr)), state.next_seq());
+        state.start_ttr((due, delivery), &job.queue, entry);
+        Ok(Held::Done(Touched { receipt: Receipt { delivery, ..receipt }, until: state.clock.to_day(due) }))
     }
 }
 
@@ -83,7 +83,7 @@ impl Step for GiveUp {
 impl WriterState {
     /// Whether this delivery of the job is current.
     pub fn holds(&self, job: &JobRef, receipt: Receipt, now: Micros) -> bool {
-        self.timers.running(job).is_some_and(|(due, seq)| seq == receipt.hand_over && due > now)
+        self.timers.running(job).is_some_and(|(due, seq)| seq == receipt.delivery && due > now)
     }
 
     /// Returns the record of the job, if this delivery is current. Fails if the record cannot be read.

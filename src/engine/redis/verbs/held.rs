@@ -24,11 +24,9 @@ impl PartitionCore {
     pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
         let mut cmd = self.call(&self.scripts.touch);
         cmd.key(&self.keys.timer_set).key(self.keys.job(&job.queue, &job.id));
-        cmd.arg(keys::member(&job.queue, receipt.tries_left, &job.id))
-            .arg(receipt.hand_over)
-            .arg(micros(ttr));
+        cmd.arg(keys::member(&job.queue, receipt.tries_left, &job.id)).arg(receipt.delivery).arg(micros(ttr));
         let sent = Instant::now();
-        let (now, due): (u64, i64) = self.run(Lane::HandOver, &cmd).await?;
+        let (now, due): (u64, i64) = self.run(Lane::Delivered, &cmd).await?;
         self.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
@@ -36,7 +34,7 @@ impl PartitionCore {
             self.stored(due);
         }
         Ok(map(held, |due| Touched {
-            receipt: Receipt { hand_over: due, tries_left: receipt.tries_left },
+            receipt: Receipt { delivery: due, tries_left: receipt.tries_left },
             until: due / 1000,
         }))
     }
@@ -52,12 +50,12 @@ impl PartitionCore {
         let mut cmd = self.call(&self.scripts.release);
         cmd.key(&self.keys.timer_set).key(self.keys.job(queue, id));
         cmd.key(self.keys.ready(queue)).key(self.keys.dead(queue)).key(&self.keys.with_details);
-        cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
+        cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.delivery);
         cmd.arg(keys::member_prefix(queue)).arg(keys::group(queue)).arg(id.to_string());
         cmd.arg(tries_left).arg(micros(delay)).arg(reason.as_ref().map_or("", Reason::as_str));
         cmd.arg(self.dead_ttl.as_millis() as u64);
         let sent = Instant::now();
-        let (now, due, dead): (u64, i64, bool) = self.run(Lane::HandOver, &cmd).await?;
+        let (now, due, dead): (u64, i64, bool) = self.run(Lane::Delivered, &cmd).await?;
         self.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
