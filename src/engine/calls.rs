@@ -199,6 +199,36 @@ pub struct Once {
     pub key: IdempotencyKey,
     /// Equal for equal requests.
     pub fingerprint: Fingerprint,
+    pub kind: OnceKind,
+}
+
+impl Once {
+    /// Of a client's request.
+    pub fn request(key: IdempotencyKey, fingerprint: Fingerprint) -> Once {
+        Once { key, fingerprint, kind: OnceKind::Request }
+    }
+}
+
+/// How long a request with a [`Once`] is remembered, at least.
+pub const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// What is published at most once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnceKind {
+    /// A client's request.
+    Request,
+    /// An occurrence of a schedule, whose job has the same id each time.
+    Occurrence,
+}
+
+impl OnceKind {
+    /// How long the publish is remembered, at least.
+    pub fn remembered(self) -> Duration {
+        match self {
+            OnceKind::Request => REMEMBERED,
+            OnceKind::Occurrence => Duration::from_secs(24 * 3600),
+        }
+    }
 }
 
 /// A hash of everything that makes two requests equal.
@@ -351,29 +381,6 @@ pub enum Promoted {
     NotFound,
 }
 
-/// How long a queue is to be paused from now on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pausing {
-    For(Duration),
-    UntilResumed,
-    /// Not at all: its pause ends.
-    Resumed,
-}
-
-/// How long a queue is paused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pause {
-    /// `None`: until it is resumed.
-    pub until: Option<Millis>,
-}
-
-impl Pause {
-    /// Whether it has not ended by then.
-    pub fn lasts(&self, now: Millis) -> bool {
-        self.until.is_none_or(|until| until > now)
-    }
-}
-
 /// Position in a list of jobs. At most 600 URL-safe characters, interpreted only by the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub String);
@@ -411,8 +418,14 @@ pub struct QueueView {
     pub dead: Option<u64>,
     /// Age of the job at the head; `None` also if no job is ready.
     pub oldest_ready_age: Option<Duration>,
-    /// `None` when it is not paused.
-    pub paused: Option<Pause>,
+}
+
+impl QueueView {
+    /// Returns the figures of a queue without jobs.
+    pub fn empty(queue: Queue) -> QueueView {
+        let none = Some(0);
+        QueueView { queue, ready: none, delayed: none, running: none, dead: none, oldest_ready_age: None }
+    }
 }
 
 /// A page of a namespace's queues.

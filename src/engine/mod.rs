@@ -42,12 +42,10 @@
 //! |---|---|---|
 //! | Does a hand-over still stand? | the store | by the receipt, in the step that needs to know |
 //! | Who has a key, and was this request done already? | the store | in the step that publishes |
-//! | Is a queue paused? | the store | a consume takes a paused queue for an empty one; whoever ends the pause, the notifiers are told |
+//! | Is a queue paused? | the dispatcher | it does not fetch from paused queues |
 //! | Which queue is served first? | the dispatcher | by the order of the [`QueueList`] of each consume; the store knows no weights |
 //! | Is the quota of a namespace used up? | the store | in the step that publishes |
 //! | Is an equal request under way in this process? | HTTP | the store sees one of them first, and replays it to the other |
-//! | Was this occurrence decided already? | the store | in the step that places it |
-//! | When is the next occurrence? | the placer | the store keeps what it is told |
 //! | What is an answer's text? | HTTP | a store keeps of a publish what it placed, and no text |
 //! | Limits, sizes, defaults | HTTP | bad input never gets here |
 
@@ -64,10 +62,8 @@ pub mod nodes;
 pub mod notifier;
 pub mod observer;
 pub mod redis;
-mod schedules;
 pub mod together;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -75,18 +71,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use self::calls::{
-    By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Pause, Pausing,
+    By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, OnceKind,
     Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota,
-    Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
-    delay_in_id,
+    Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats,
+    Touched, Tries, delay_in_id,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
 use self::observer::Observer;
-pub use self::schedules::{
-    DueList, DueSchedules, Landed, ScheduleBounds, ScheduleId, ScheduleList, SchedulePage, SchedulePut,
-    ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
-};
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -102,12 +94,6 @@ pub const MAX_CONSUME_BYTES: usize = 8 << 20;
 pub const MAX_NAMED: usize = 100;
 /// The most that one page of [`Engine::list_jobs`] or [`Engine::list_queues`] shows.
 pub const MAX_LISTED: usize = 100;
-/// The most that one [`Engine::due_schedules`] answers.
-pub const MAX_DUE: usize = 256;
-/// The most queues of one namespace that may be paused.
-pub const MAX_PAUSED: usize = 1000;
-/// How long a publish with a [`Once`] is remembered, at least.
-pub const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// A store of jobs.
 #[async_trait]
@@ -132,7 +118,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Looks first whether the call was done already ([`Published::Replay`], [`Published::Mismatch`]), then for ids that
     /// are stored already and for keys that it uses twice, which fail the whole call, then for keys that must not be
     /// taken ([`Published::Conflict`]). Which of this a call needs shows in the call: a job without a key and an instant
-    /// costs nothing more. What [`Published::Done`] says is remembered for [`REMEMBERED`] if the call has a [`Once`], in
+    /// costs nothing more. What [`Published::Done`] says is [remembered](OnceKind::remembered) if the call has a [`Once`], in
     /// the same step; nothing else is remembered. Jobs are ready at once in the order given, or delayed. A store without
     /// room refuses the call, and goes on with what it has.
     async fn publish(&self, publication: Publication) -> Result<Published>;
@@ -148,7 +134,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// second, and so on. The n-th job may run for the n-th ttr, and then comes back; it has one try less.
     /// Acked and expired jobs are skipped, in a bounded number for each call. An answer with fewer jobs than were
     /// asked for, and without [`more`](Consumed::more), means that the queues were seen empty. `ttrs` has 1 to
-    /// [`MAX_CONSUME`] elements. A paused queue is taken for an empty one. [`Unseen`](crate::error::Error::Unseen): nothing
+    /// [`MAX_CONSUME`] elements. [`Unseen`](crate::error::Error::Unseen): nothing
     /// was found, and a part of a queue could not be looked at.
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed>;
 
@@ -169,7 +155,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// [`Release`].
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>>;
 
-    /// The job that the next consume of this queue would hand out, or would if the queue was not paused.
+    /// The job that the next consume of this queue would hand out.
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>>;
 
     /// A job by its id or by its key, in whatever state, with its body, and with as much as was asked for.
@@ -205,16 +191,6 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Deletes the oldest `limit` dead jobs. Answers how many. In bounded steps, each atomic.
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64>;
 
-    /// Pauses a queue, or ends its pause, if there is one. While it is paused no consume hands out its jobs: from now
-    /// on in this process, and within a second in others. Everything else goes on. Takes the place of an earlier pause.
-    /// Lasts over restarts. Beyond [`MAX_PAUSED`] queues of the namespace a pause is refused
-    /// ([`TooManyPaused`](crate::error::Error::TooManyPaused)). Notifiers are told when a pause ends, however it ends.
-    /// Answers the pause that holds now.
-    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>>;
-
-    /// Every queue that is paused now, whichever server has paused it: asks the store.
-    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>>;
-
     /// Moves due jobs, earliest first, as many as the store moves well in one step: delayed ones become ready, and so do
     /// running ones with tries left; running ones without become dead.
     async fn pump(&self) -> Result<Pumped>;
@@ -223,7 +199,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     async fn due_earlier(&self);
 
     /// A part of the queues of a namespace, sorted by name: up to `limit`, 1 to [`MAX_LISTED`], behind `after`. Those
-    /// that jobs were published to, and paused ones; a store may forget queues long empty. Work and answer of one call
+    /// that jobs were published to; a store may forget queues long empty. Work and answer of one call
     /// are bounded. Over the calls of one list a queue that is there all the while is shown once. A store that must
     /// sort the names first does that once for all callers: first pages wait for it some seconds, and fail with
     /// [`Overloaded`](crate::error::Error::Overloaded) while it is not done.
@@ -248,20 +224,6 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// to may count late what they did, and what has expired. `Ok` once what was stored before is counted, or will be
     /// soon.
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()>;
-
-    /// Takes one step of a schedule: compares the record's version, stores the job as [`publish`](Engine::publish)
-    /// would, and replaces the record, all at once or nothing. Durable as a publish is. Whoever places an occurrence
-    /// does it so: the job is there if and only if the record says that it was placed. A step whose job the store refuses
-    /// fails as the publish would, and changes nothing.
-    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped>;
-
-    /// Schedules of a namespace, sorted by name. Work and answer of one call are bounded. Over the calls of one list a
-    /// schedule that is there all the while is shown once.
-    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage>;
-
-    /// Schedules of all namespaces that are due by the store's *time of day*: that of its machine as it is now, which may
-    /// be set back. Up to 1 to [`MAX_DUE`], and fewer when their bodies are large.
-    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules>;
 
     /// From now on tells `notifier` of each queue that may have got a ready job, whoever made it ready: at once
     /// when this process did, soon when another did and the queue is [watched](Engine::watch).

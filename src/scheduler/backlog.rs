@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::record::Schedule;
+use super::stored::ScheduleId;
 use crate::clock::Millis;
-use crate::engine::ScheduleId;
 
 /// Of so many it is kept how they go on. Others are found again by the store's word.
 const MOST_GOING: usize = 1000;

@@ -31,8 +31,6 @@ pub enum NotChanged {
     TooMany,
     /// None may be made at all.
     Forbidden,
-    /// It was moved to another pool.
-    Moved,
     Store(Error),
 }
 

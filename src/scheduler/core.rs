@@ -1,4 +1,4 @@
-//! What placing and changing have in common: the store of a pool, the zone database, what is counted.
+//! What placing and changing have in common: the store of a pool's schedules and that of its jobs, the zone database, what is counted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,11 @@ use tokio::sync::Notify;
 
 use super::backlog::Late;
 use super::record::{PlacerState, Schedule};
+use super::store::ScheduleStore;
+use super::stored::{ScheduleBounds, ScheduleId};
 use super::troubles::Troubles;
 use crate::clock::Millis;
-use crate::engine::{Engine, ScheduleBounds, ScheduleId};
+use crate::engine::Engine;
 use crate::metrics::ScheduleMetrics;
 use crate::name::PoolName;
 use crate::schedule::{Became, Paused, RAN_AHEAD, Zones};
@@ -22,6 +24,7 @@ use crate::schedule::{Became, Paused, RAN_AHEAD, Zones};
 pub struct Scheduler {
     pub pool: PoolName,
     pub engine: Arc<dyn Engine>,
+    pub store: ScheduleStore,
     pub zones: Arc<Zones>,
     pub bounds: ScheduleBounds,
     pub metrics: ScheduleMetrics,
@@ -33,11 +36,11 @@ pub struct Scheduler {
     pub troubles: Troubles,
     /// Whether it was logged that other servers have a newer zone database.
     is_behind: AtomicBool,
-    /// How many steps servers with an older zone database have taken, as the store has told.
+    /// How many steps servers with an older zone database have taken, as far as this one has seen.
     pub by_older: AtomicU64,
     /// The same of servers with a newer one.
     by_newer: AtomicU64,
-    /// The store's time of day, as it was heard last.
+    /// The pool's time of day, as it was heard last.
     heard: AtomicU64,
     /// How often it was set back by more than [`RAN_AHEAD`] since the start.
     set_back: AtomicU64,
@@ -50,6 +53,7 @@ impl Scheduler {
     pub fn new(
         pool: PoolName,
         engine: Arc<dyn Engine>,
+        store: ScheduleStore,
         zones: Arc<Zones>,
         bounds: ScheduleBounds,
         metrics: ScheduleMetrics,
@@ -63,6 +67,7 @@ impl Scheduler {
         Scheduler {
             pool,
             engine,
+            store,
             zones,
             bounds,
             metrics,
@@ -78,7 +83,7 @@ impl Scheduler {
         }
     }
 
-    /// Notes the store's time of day. Where it was set back, what was decided until then may have to be set right: a walk
+    /// Notes the pool's time of day. Where it was set back, what was decided until then may have to be set right: a walk
     /// through all schedules finds those.
     pub fn hear_time(&self, now: Millis) {
         if now.saturating_add(RAN_AHEAD) < self.heard.swap(now, Ordering::Relaxed) {

@@ -4,7 +4,7 @@ use ahash::HashMap;
 use parking_lot::Mutex;
 
 use super::record::Schedule;
-use crate::engine::{ScheduleId, ScheduleVersion};
+use super::stored::{ScheduleId, ScheduleVersion};
 
 /// More are not remembered at a time.
 const MOST: usize = 10_000;

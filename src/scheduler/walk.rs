@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::core::Scheduler;
 use super::place::Plan;
 use super::record::Schedule;
-use super::task::apart;
-use crate::engine::{Cursor, DueList, MAX_DUE, ScheduleState, together};
+use super::task::{MAX_DUE, apart};
+use crate::engine::together;
 use crate::error::Result;
 
 /// From the end of a walk to the next one, as so many times as long as it took.
@@ -19,7 +19,7 @@ pub struct Walk {
     /// There is one.
     goes_on: bool,
     /// Where it goes on.
-    from: Option<Cursor>,
+    from: Option<String>,
     began: Option<Instant>,
     /// No one begins before.
     next: Option<Instant>,
@@ -56,11 +56,9 @@ impl Scheduler {
         if !wait.is_zero() {
             return Ok(wait);
         }
-        let part = DueList::Ever { from: walk.from.clone(), limit: MAX_DUE };
-        let all = self.engine.due_schedules(part).await?;
+        let all = self.store.part(walk.from.as_deref(), MAX_DUE).await?;
         let plans: Vec<Plan> = apart(|| {
-            let there = all.schedules.iter().filter(|stored| stored.state != ScheduleState::Moved);
-            let stale = there.filter_map(|stored| {
+            let stale = all.schedules.iter().filter_map(|stored| {
                 let schedule = Schedule::read(stored.clone()).ok()?;
                 self.recompute(schedule, stored.next, all.now)
             });

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::time::sleep;
+
 use super::stores::{StoreEnd, Stores};
 use crate::admin::AdminStore;
 use crate::http::{self, AppState};
@@ -16,8 +18,19 @@ use crate::scheduler;
 /// How long a server whose last pool has failed still replies with the reason.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// Starts all of them. Returns once the quotas are in effect, or after a second.
+/// Pause before the settings are read again that could not be read.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Starts all of them. Returns once the pauses are known, and the quotas are in effect or a second has passed.
 pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure: &Failure) {
+    // Nothing is delivered before it is known what is paused.
+    for pool in state.pools.values() {
+        while !pool.pauses.read().await {
+            sleep(ASK_AGAIN).await;
+        }
+        let keeps = pool.pauses.clone().run(tasks.stopping().clone());
+        tasks.spawn_essential(format!("the pauses of pool {}", pool.name), keeps);
+    }
     for store in state.quotas.stores() {
         let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
         tasks.spawn_essential("the quotas of a pool", async move {
@@ -97,7 +110,7 @@ async fn fails(store: String, failed: StoreEnd, pools_left: &AtomicUsize, failur
                 return;
             }
             tracing::error!(store, why, "the last store failed; the server ends soon");
-            tokio::time::sleep(LAST_WORDS).await;
+            sleep(LAST_WORDS).await;
             why
         }
     };

@@ -3,9 +3,10 @@
 //! of a cluster ([`redis`]), and the directory of the default pool ([`disk`]). The laws in tests/laws/settings.rs
 //! hold for both.
 //!
-//! Servers cache what requests need, and follow [`SettingsStore::changes`].
+//! Servers cache what requests need, and [`follow`](follow::follow) its changes.
 
 pub mod disk;
+pub mod follow;
 pub mod redis;
 
 use std::fmt;

@@ -8,9 +8,6 @@
 //! alone meanwhile. What a client was told holds all the same:
 //!
 //! - A receipt is the one that the store gave. Both stores are asked; a job is in one of them.
-//! - A queue that is paused in one store is paused in both. Pauses are copied before the first job is handed out, and
-//!   from then on when one of the stores has another pause or resume, whoever has set it. Servers that look at the same
-//!   moment as somebody pauses and at once resumes may set that pause again.
 //! - A publish that is safe to repeat is looked up in both stores. The new one remembers what was found in the old one.
 //!
 //! **Keys.** A key that a job of the old store has is taken. That is looked up before the new store is asked, so two
@@ -21,8 +18,6 @@
 //! **Order.** Of each queue the old store's jobs go first. Of a list, the first queue's jobs go first, whichever store
 //! has them: when the old store hands out jobs of a later queue, the new one is asked for jobs of those before it, and
 //! if it has some, the old store gets its jobs back. A list of jobs shows those of the old store first.
-//!
-//! **Schedules** go to the new store as soon as somebody looks: `mover.rs` says how.
 //!
 //! **An old store that is away or hangs** holds up nothing that the new one can do. It is waited for by
 //! [`PATIENCE`], a little longer while it is slow; then the new one answers. What that means for each call:
@@ -40,30 +35,23 @@
 //! - What changes many jobs (destroy, respawn, delete_dead) changes nothing and fails: the oldest jobs are in the old
 //!   store. Lists fail, and so does a publish with a key or one that is safe to repeat: nobody can say whether
 //!   the key is taken, or whether it was done already.
-//! - Schedules that have moved are placed and changed as ever, but where their jobs have a key: nobody can say who has it, so
-//!   they are tried again until their deadline. A new one is not made, and none is shown that is not in the new store. A list
-//!   and a delete fail unless all had moved.
-//! - A pause or a resume is done in the store that answers, and fails. The other one gets it when it answers again.
-//!   A pause that one store refuses, since too many queues are paused there, is done in neither.
-//!   So fail the figures of the whole pool (stats), by which somebody decides whether the old store
-//!   is empty, and the check, since a consumer may get an error now.
+//! - Occurrences of schedules are published as ever, but where their jobs have a key: whether the old store has published
+//!   one cannot be told, and the new one remembers what it has published itself.
+//! - The figures of the whole pool (stats) fail, by which somebody decides whether the old store is empty, and so does
+//!   the check, since a consumer may get an error now.
 //!
 //! Where the new store alone can give no answer, an old store that hangs is waited for as long as its own calls last:
 //! touch, release and the ack of one job without a receipt that is not in the new store, the cancel of a key, promote, what
-//! changes many jobs, pause, resume, the figures of the whole pool, and the check. Other acks fail after the short
+//! changes many jobs, the figures of the whole pool, and the check. Other acks fail after the short
 //! patience.
 
 mod consume;
 mod keys;
 mod lists;
-mod mover;
 mod old_store;
 mod patience;
-mod pauses;
-mod schedules;
 mod stores;
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -72,15 +60,13 @@ use tokio::time::timeout;
 
 pub use self::patience::PATIENCE;
 use self::patience::{LOOK_AGAIN, MOST_PATIENCE};
-use self::pauses::PauseCopier;
 use self::stores::TwoStores;
 use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
-    Revived, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
+    QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -92,16 +78,12 @@ use crate::process::tasks::{Failure, Tasks};
 #[derive(Debug)]
 pub struct Migration {
     stores: TwoStores,
-    pauses: Arc<PauseCopier>,
 }
 
 impl Migration {
-    /// Drains `old` by consumes, and fills `new` by publishes, once a queue that is paused in one is paused in both. In
-    /// the current runtime.
-    pub async fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Result<Migration> {
-        let tasks = Tasks::new(Failure::default());
-        let pauses = PauseCopier::start([old.clone(), new.clone()], &tasks).await?;
-        Ok(Migration { stores: TwoStores::new(old, new, tasks), pauses })
+    /// Drains `old` by consumes, and fills `new` by publishes. In the current runtime.
+    pub fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Migration {
+        Migration { stores: TwoStores::new(old, new, Tasks::new(Failure::default())) }
     }
 }
 
@@ -246,14 +228,6 @@ impl Engine for Migration {
         and_rest(old, limit, async |rest| self.stores.new.delete_dead(queue, rest).await).await
     }
 
-    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.pauses.pause(queue, pausing).await
-    }
-
-    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        self.pauses.all().await
-    }
-
     async fn pump(&self) -> Result<Pumped> {
         // The trouble of the one shows when the other has nothing more to move.
         match tokio::join!(self.stores.old.pump(), self.stores.new.pump()) {
@@ -294,18 +268,6 @@ impl Engine for Migration {
     /// Of the new store, to which publishes go.
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.stores.new.set_quotas(quotas).await
-    }
-
-    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
-        self.stores.step_schedule(step).await
-    }
-
-    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
-        self.stores.list_schedules(namespace, list).await
-    }
-
-    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
-        self.stores.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

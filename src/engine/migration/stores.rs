@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use tokio::sync::Semaphore;
 
-use super::mover::Mover;
 use super::patience::OldState;
 use crate::engine::{By, Detail, Engine, Held};
 use crate::error::Result;
@@ -25,8 +24,6 @@ pub struct TwoStores {
     pub state: Arc<OldState>,
     /// What goes on in the old store although nobody waits for it.
     pub tasks: Tasks,
-    /// Of schedules, from the old store to the new one.
-    pub mover: Arc<Mover>,
     /// A permit for each ack that may be owed to the old store.
     pub owed: Arc<Semaphore>,
 }
@@ -35,8 +32,7 @@ impl TwoStores {
     /// Nothing hangs, and nothing is owed.
     pub fn new(old: Arc<dyn Engine>, new: Arc<dyn Engine>, tasks: Tasks) -> TwoStores {
         let state = Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) });
-        let mover = Arc::new(Mover::new(old.clone(), new.clone(), state.clone()));
-        TwoStores { old, new, state, tasks, mover, owed: Arc::new(Semaphore::new(MAX_OWED)) }
+        TwoStores { old, new, state, tasks, owed: Arc::new(Semaphore::new(MAX_OWED)) }
     }
 
     /// Asks the old store for what may be asked again: nothing is lost with an answer that comes too late.

@@ -47,22 +47,15 @@ impl QuotaUse {
         matches!(self.count, QuotaCount::Exact)
     }
 
-    /// Returns the exceeded limit, if `jobs` and `bytes` more would exceed the quota. `beside` are the bytes of its
-    /// schedules.
-    pub fn refuses(
-        &self,
-        jobs: i64,
-        bytes: i64,
-        beside: u64,
-        (queues, new): (u64, u64),
-    ) -> Option<&'static str> {
+    /// Returns the exceeded limit, if `jobs` and `bytes` more would exceed the quota.
+    pub fn refuses(&self, jobs: i64, bytes: i64, (queues, new): (u64, u64)) -> Option<&'static str> {
         let over = |bound: u64, used: u64, more: i64| {
             bound > 0 && more > 0 && used.saturating_add(more.unsigned_abs()) > bound
         };
         let [used_jobs, used_bytes] = [self.jobs, self.bytes].map(|used| used.max(0).unsigned_abs());
         if over(self.quota.jobs, used_jobs, jobs) {
             Some("jobs")
-        } else if over(self.quota.bytes, used_bytes.saturating_add(beside), bytes) {
+        } else if over(self.quota.bytes, used_bytes, bytes) {
             Some("bytes")
         } else if self.quota.queues > 0 && new > 0 && queues + new > self.quota.queues {
             Some("queues")

@@ -174,8 +174,7 @@ impl WriterState {
                 }
             }
             let queues = (self.queues.of_namespace(namespace), queues.len() as u64);
-            let beside = self.schedules.bytes_of_namespace(namespace);
-            if let Some(what) = of.refuses(jobs, bytes, beside, queues) {
+            if let Some(what) = of.refuses(jobs, bytes, queues) {
                 return Err(Error::OverQuota(what).into());
             }
         }
@@ -184,16 +183,10 @@ impl WriterState {
 }
 
 impl WriterState {
-    /// Checks whether bytes that belong to no job may be stored: of a schedule, or of the result of a call that stores no
-    /// job. Nothing new may if the quota of jobs is used up.
-    pub fn admit_beside(&self, namespace: &Namespace, bytes: u64, is_new: bool) -> Result<(), StepError> {
-        let Some(of) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
-        let beside = self.schedules.bytes_of_namespace(namespace);
-        if is_new && of.quota.jobs > 0 && of.jobs.max(0).unsigned_abs() >= of.quota.jobs {
-            return Err(Error::OverQuota("jobs").into());
-        }
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        match of.refuses(0, bytes, beside, (0, 0)) {
+    /// Whether the record of a call that stores no job may be stored: not where the jobs or the bytes are used up.
+    pub fn admit_record(&self, namespace: &Namespace) -> Result<(), StepError> {
+        let Some(of) = self.quotas.get(namespace) else { return Ok(()) };
+        match of.refuses(1, 1, (0, 0)) {
             Some(what) => Err(Error::OverQuota(what).into()),
             None => Ok(()),
         }

@@ -93,21 +93,10 @@ impl Router {
             }
             cmd
         });
-        let mut of_schedules = redis::cmd("HMGET");
-        of_schedules.arg(&self.settings().keys.schedule_bytes);
-        namespaces.iter().for_each(|(name, _)| _ = of_schedules.arg(name.as_str()));
-        let (used, of_schedules) =
-            tokio::join!(used, self.settings().query::<Vec<Option<i64>>>(&of_schedules));
         let mut of_parts: Vec<(Partition, Vec<Used>)> = Vec::with_capacity(parts.len());
-        for (partition, used) in used {
+        for (partition, used) in used.await {
             let used: Vec<i64> = used?.into_iter().map(|number| number.unwrap_or(0).max(0)).collect();
             of_parts.push((partition, used.as_chunks().0.to_vec()));
-        }
-        let home = self.settings().partition;
-        for (_, used) in of_parts.iter_mut().filter(|(partition, _)| *partition == home) {
-            for (used, more) in used.iter_mut().zip(of_schedules.as_ref().map_err(Clone::clone)?) {
-                used[1] += more.unwrap_or(0).max(0);
-            }
         }
         let mut sums: Vec<Used> = vec![[0; 2]; namespaces.len()];
         for used in of_parts.iter().map(|(_, used)| used) {

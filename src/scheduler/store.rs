@@ -1,0 +1,358 @@
+//! The schedules of a pool in the settings store, each at `schedules/<pool>/<namespace>/<name>`, and the step that moves one
+//! on: the job is published first, under an idempotency key that follows from the schedule and the occurrence, and then the
+//! record is replaced if it is still the one that was read. A server that dies in between, or loses the second step, has
+//! done no harm: whoever takes the step again gets the same job.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::{Instant, timeout};
+
+use super::index::{Due, GRACE, Index};
+use super::stored::{
+    Head, Landed, ScheduleId, SchedulePut, ScheduleState, ScheduleStep, ScheduleVersion, Stepped,
+    StoredSchedule,
+};
+use crate::clock::Millis;
+use crate::engine::{Engine, Published, together};
+use crate::error::{Error, Result};
+use crate::name::{Namespace, PoolName, ScheduleName};
+use crate::outage::Outage;
+use crate::settings::follow::{RecordChange, follow};
+use crate::settings::{MAX_SCAN, Page, Put, Record, SettingVersion, SettingsStore};
+
+/// Interval of reading what other servers have changed.
+pub const FOLLOW: Duration = Duration::from_millis(GRACE);
+/// Longest time that one such reading may take.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// Number of records that are read at a time.
+const AT_A_TIME: usize = 64;
+/// Number of attempts to raise the floor of revisions.
+const TRIES: usize = 16;
+
+/// Schedules that were read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchedulePage {
+    /// The pool's time of day.
+    pub now: Millis,
+    /// May be fewer than asked for although there are more.
+    pub schedules: Vec<StoredSchedule>,
+    /// The name after which the list continues. `None` at the end.
+    pub next: Option<ScheduleName>,
+}
+
+/// Which due schedules to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DueList {
+    /// The earliest ones, up to this many.
+    Now(usize),
+    /// Those that became due within this time.
+    Within(usize, Duration),
+}
+
+/// Schedules that are to be looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DueSchedules {
+    /// The pool's time of day.
+    pub now: Millis,
+    /// In the order in which they are due.
+    pub schedules: Vec<StoredSchedule>,
+    /// Time until there is another one, at most [`FOLLOW`]: zero when there is one already.
+    pub next: Duration,
+    /// Number of all schedules by state, in the order of [`ScheduleState::ALL`].
+    pub counts: [u64; ScheduleState::ALL.len()],
+    /// Number of steps seen by the zone database of the server that took them.
+    pub by_zones: BTreeMap<Box<str>, u64>,
+}
+
+/// A part of all schedules, whenever they are due.
+#[derive(Debug)]
+pub struct Part {
+    pub now: Millis,
+    pub schedules: Vec<StoredSchedule>,
+    /// Where the next part begins. `None` at the end.
+    pub more: Option<String>,
+}
+
+/// The schedules of one pool.
+#[derive(Debug)]
+pub struct ScheduleStore {
+    settings: Arc<dyn SettingsStore>,
+    /// Hears whether `settings` can be used.
+    outage: Arc<Outage>,
+    engine: Arc<dyn Engine>,
+    /// What the keys of the records begin with.
+    prefix: String,
+    /// The key of an upper bound on the revisions of deleted schedules.
+    floor: String,
+    /// This server, as records name it.
+    server: Box<str>,
+    index: Mutex<Index>,
+    /// The version up to which the index was read, and when.
+    followed: AsyncMutex<(SettingVersion, Option<Instant>)>,
+    /// Held while a schedule is created, so that this server does not exceed the bounds.
+    creating: AsyncMutex<()>,
+}
+
+impl ScheduleStore {
+    /// Creates the store of a pool's schedules, whose jobs are published to `engine`. `server` names this server among all.
+    pub fn new(
+        pool: &PoolName,
+        (settings, outage): (Arc<dyn SettingsStore>, Arc<Outage>),
+        engine: Arc<dyn Engine>,
+        server: &str,
+    ) -> ScheduleStore {
+        ScheduleStore {
+            settings,
+            outage,
+            engine,
+            prefix: format!("schedules/{pool}/"),
+            floor: format!("schedule-revisions/{pool}"),
+            server: server.into(),
+            index: Mutex::new(Index::new(server.into())),
+            followed: AsyncMutex::default(),
+            creating: AsyncMutex::default(),
+        }
+    }
+
+    /// The pool's time of day.
+    pub fn now(&self) -> Millis {
+        self.engine.time_of_day()
+    }
+
+    fn key(&self, id: &ScheduleId) -> String {
+        format!("{}{}/{}", self.prefix, id.namespace, id.name)
+    }
+
+    /// The schedule of a key. `None` of a key that a newer server may understand.
+    fn id(&self, key: &str) -> Option<ScheduleId> {
+        let (namespace, name) = key.strip_prefix(&self.prefix)?.split_once('/')?;
+        Some(ScheduleId { namespace: Namespace::parse(namespace).ok()?, name: ScheduleName::parse(name)? })
+    }
+
+    fn see(&self, id: &ScheduleId, version: SettingVersion, record: Option<&Record>) {
+        let head = record.and_then(|record| Head::read(&record.value));
+        self.index.lock().see(id, version, head.as_ref());
+    }
+
+    /// Reads into the index what has changed, unless that was done within `age`.
+    async fn follow(&self, age: Duration) -> Result<()> {
+        let mut followed = self.followed.lock().await;
+        if followed.1.is_some_and(|at| at.elapsed() < age) {
+            return Ok(());
+        }
+        let following = follow(&*self.settings, &self.prefix, &mut followed.0, |change| match change {
+            RecordChange::Begin => self.index.lock().begin(),
+            RecordChange::End => self.index.lock().end(),
+            RecordChange::Put(key, record) => {
+                if let Some(id) = self.id(&key) {
+                    self.see(&id, record.version, Some(&record));
+                }
+            }
+            RecordChange::Gone(key, version) => {
+                if let Some(id) = self.id(&key) {
+                    self.see(&id, version, None);
+                }
+            }
+        });
+        let done =
+            timeout(PATIENCE, following).await.unwrap_or_else(|_| Err(Error::away("it does not answer")));
+        self.outage.report(&done);
+        done?;
+        followed.1 = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Reads a schedule.
+    pub async fn get(&self, id: &ScheduleId) -> Result<Option<StoredSchedule>> {
+        let record = self.settings.get(&self.key(id)).await?;
+        if let Some(record) = &record {
+            self.see(id, record.version, Some(record));
+        }
+        Ok(record.map(|record| StoredSchedule::read(id.clone(), &record)))
+    }
+
+    /// Reads schedules of a namespace whose names begin with `prefix`, after `after`, in the order of their names. Bodies are
+    /// empty unless asked for.
+    pub async fn page(
+        &self,
+        namespace: &Namespace,
+        prefix: &str,
+        after: Option<&ScheduleName>,
+        limit: usize,
+        bodies: bool,
+    ) -> Result<SchedulePage> {
+        let of_namespace = format!("{}{namespace}/", self.prefix);
+        let after = after.map(|name| format!("{of_namespace}{name}"));
+        let prefix = format!("{of_namespace}{prefix}");
+        let page = self.settings.scan(&prefix, after.as_deref(), limit.min(MAX_SCAN)).await?;
+        let next = page.records.last().filter(|_| page.more).and_then(|(key, _)| Some(self.id(key)?.name));
+        let mut schedules = self.read(page);
+        if !bodies {
+            schedules.iter_mut().for_each(|of| of.setting.body.clear());
+        }
+        Ok(SchedulePage { now: self.now(), schedules, next })
+    }
+
+    fn read(&self, page: Page) -> Vec<StoredSchedule> {
+        let read = |(key, record): (String, Record)| Some(StoredSchedule::read(self.id(&key)?, &record));
+        page.records.into_iter().filter_map(read).collect()
+    }
+
+    /// Reads a part of all schedules, from where another part has ended.
+    pub async fn part(&self, from: Option<&str>, limit: usize) -> Result<Part> {
+        let page = self.settings.scan(&self.prefix, from, limit).await?;
+        let more = page.records.last().filter(|_| page.more).map(|(key, _)| key.clone());
+        Ok(Part { now: self.now(), schedules: self.read(page), more })
+    }
+
+    /// Number of schedules of the pool.
+    pub async fn count(&self) -> Result<u64> {
+        self.follow(FOLLOW).await?;
+        Ok(self.index.lock().len())
+    }
+
+    /// Returns schedules that are due by the pool's time of day. They are read anew: what was deleted or paused before this
+    /// call is not among them.
+    pub async fn due(&self, list: DueList) -> Result<DueSchedules> {
+        self.follow(FOLLOW).await?;
+        let now = self.now();
+        let (from, limit) = match list {
+            DueList::Now(limit) => (0, limit),
+            DueList::Within(limit, time) => (now.saturating_sub(time.as_millis() as Millis), limit),
+        };
+        let Due { ids, next } = self.index.lock().due(from, now, limit);
+        let mut schedules = Vec::with_capacity(ids.len());
+        for some in ids.chunks(AT_A_TIME) {
+            let found = together::try_all(some.iter().map(|id| self.get(id))).await?;
+            for (id, found) in some.iter().zip(found) {
+                match found {
+                    Some(found) if found.next.is_some_and(|next| next <= now) => schedules.push(found),
+                    Some(_) => {}
+                    None => self.see(id, SettingVersion::MAX, None),
+                }
+            }
+        }
+        let index = self.index.lock();
+        let wait = next.map_or(FOLLOW, |next| Duration::from_millis(next.saturating_sub(now)));
+        let (counts, by_zones) = (index.counts(), index.by_zones());
+        Ok(DueSchedules { now, schedules, next: wait.min(FOLLOW), counts, by_zones })
+    }
+
+    /// Takes a step: publishes its job, if it has one, and replaces the record.
+    pub async fn step(&self, step: ScheduleStep) -> Result<Stepped> {
+        let ScheduleStep { id, expected, mut put } = step;
+        if self.now() < put.not_before {
+            return Ok(Stepped::TooEarly);
+        }
+        let Some(expected) = expected else { return self.create(&id, put).await };
+        let revision = expected.revision + u64::from(put.is_change);
+        if put.dry {
+            let is_there = self.get(&id).await?.is_some_and(|there| there.version == expected);
+            let version = ScheduleVersion { revision, ..expected };
+            return Ok(if is_there { Stepped::Done { version, landed: None } } else { Stepped::Stale });
+        }
+        if let Some(job) = put.job.take() {
+            match self.engine.publish(job).await {
+                Ok(Published::Done(placed) | Published::Replay(placed)) => {
+                    put.landed = placed.first().map(|placed| Landed { at: self.now(), placed: *placed });
+                }
+                Ok(other) => return Ok(Stepped::NotPlaced(other)),
+                Err(error) if error.is_out_of_memory() => return Err(error),
+                Err(Error::Refused(why)) => return Ok(Stepped::Refused(why.to_string())),
+                Err(error) => return Err(error),
+            }
+        }
+        self.write(&id, revision, Some(expected.record), &put).await
+    }
+
+    /// Replaces a record, if it is still `expected`.
+    async fn write(
+        &self,
+        id: &ScheduleId,
+        revision: u64,
+        expected: Option<SettingVersion>,
+        put: &SchedulePut,
+    ) -> Result<Stepped> {
+        let value = put.value(revision, &self.server);
+        match self.settings.put(&self.key(id), Some(value.clone()), expected).await? {
+            Put::Done(version) => {
+                self.see(id, version, Some(&Record { value, version }));
+                let version = ScheduleVersion { revision, record: version };
+                Ok(Stepped::Done { version, landed: put.landed })
+            }
+            Put::Differs(there) => {
+                let version = there.as_ref().map_or(SettingVersion::MAX, |there| there.version);
+                self.see(id, version, there.as_ref());
+                Ok(Stepped::Stale)
+            }
+        }
+    }
+
+    /// Writes a schedule that is not there. It has no job.
+    async fn create(&self, id: &ScheduleId, put: SchedulePut) -> Result<Stepped> {
+        let _one = self.creating.lock().await;
+        self.follow(Duration::ZERO).await?;
+        let (of_namespace, all) = {
+            let index = self.index.lock();
+            (index.of_namespace(&id.namespace), index.len())
+        };
+        if of_namespace >= put.bounds.of_namespace || all >= put.bounds.of_pool {
+            return Ok(Stepped::TooMany);
+        }
+        let mut revision = self.floor().await?.0 + 1;
+        if put.dry {
+            let version = ScheduleVersion { revision, record: 0 };
+            return Ok(Stepped::Done { version, landed: None });
+        }
+        let mut stepped = self.write(id, revision, None, &put).await?;
+        // One of this name may have been deleted since the floor was read.
+        while let Stepped::Done { version, .. } = stepped {
+            let floor = self.floor().await?.0;
+            if floor < revision {
+                break;
+            }
+            revision = floor + 1;
+            stepped = self.write(id, revision, Some(version.record), &put).await?;
+        }
+        Ok(stepped)
+    }
+
+    /// An upper bound on the revisions of deleted schedules, and its record.
+    async fn floor(&self) -> Result<(u64, Option<SettingVersion>)> {
+        let Some(record) = self.settings.get(&self.floor).await? else { return Ok((0, None)) };
+        let floor = std::str::from_utf8(&record.value).ok().and_then(|text| text.parse().ok());
+        let floor = floor.ok_or_else(|| Error::corrupt("the revision of deleted schedules"))?;
+        Ok((floor, Some(record.version)))
+    }
+
+    /// Deletes a schedule, if it is still `expected`. Returns whether it was.
+    pub async fn delete(&self, id: &ScheduleId, expected: ScheduleVersion) -> Result<bool> {
+        // Before, so that no schedule of this name gets this revision again.
+        self.raise_floor(expected.revision).await?;
+        match self.settings.put(&self.key(id), None, Some(expected.record)).await? {
+            Put::Done(version) => {
+                self.see(id, version, None);
+                Ok(true)
+            }
+            Put::Differs(_) => Ok(false),
+        }
+    }
+
+    async fn raise_floor(&self, revision: u64) -> Result<()> {
+        for _ in 0..TRIES {
+            let (floor, expected) = self.floor().await?;
+            if floor >= revision {
+                return Ok(());
+            }
+            let value = Some(revision.to_string().into());
+            if let Put::Done(_) = self.settings.put(&self.floor, value, expected).await? {
+                return Ok(());
+            }
+        }
+        Err(Error::Overloaded)
+    }
+}
