@@ -31,6 +31,13 @@ impl Quota {
 /// The quotas of all namespaces that have one.
 pub type Quotas = BTreeMap<Namespace, Quota>;
 
+/// Jobs stored in a namespace, and the bytes of their bodies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub jobs: u64,
+    pub bytes: u64,
+}
+
 /// A delay as an id has it, in seconds.
 pub fn delay_in_id(delay: Duration) -> u32 {
     u32::try_from(delay.as_secs()).unwrap_or(u32::MAX)

@@ -1,6 +1,7 @@
 //! A wrapper that counts: every metric of an engine is recorded here, and nowhere else. What no answer says the engine
 //! tells its observer.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use super::observer::Observer;
 use super::{
     By, Consumed, Detail, Engine, Held, How, JobList, JobPage, Once, Placing, Promoted, Publication,
     Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
-    Touched,
+    Touched, Usage,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -254,7 +255,7 @@ impl Engine for Metered {
         self.step(Operation::Delays, self.inner.delays(count)).await
     }
 
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         self.step(Operation::SetQuotas, self.inner.set_quotas(quotas)).await
     }
 

@@ -64,6 +64,7 @@ pub mod observer;
 pub mod redis;
 pub mod together;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -74,7 +75,7 @@ pub use self::calls::{
     By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, OnceKind,
     Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota,
     Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats,
-    Touched, Tries, delay_in_id,
+    Touched, Tries, Usage, delay_in_id,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
@@ -221,9 +222,9 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// From now on a publish of any kind that would leave a namespace with more than its quota is refused as a whole,
     /// with [`OverQuota`](crate::error::Error::OverQuota). A job that is replaced in the same step counts no more; what
     /// stores nothing is not refused. Nothing else is. Takes the place of all quotas before. A store that others write
-    /// to may count late what they did, and what has expired. `Ok` once what was stored before is counted, or will be
-    /// soon.
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()>;
+    /// to may count late what they did, and what has expired. Returns once what was stored before is counted, or will be
+    /// soon: the usage of the namespaces whose jobs or bytes are bounded.
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>>;
 
     /// From now on tells `notifier` of each queue that may have got a ready job, whoever made it ready: at once
     /// when this process did, soon when another did and the queue is [watched](Engine::watch).

@@ -22,6 +22,15 @@ struct Known {
     next: Option<Millis>,
     /// This server wrote it.
     is_own: bool,
+    /// Size of its setting.
+    bytes: u64,
+}
+
+/// The schedules of a namespace.
+#[derive(Clone, Copy, Debug, Default)]
+struct OfNamespace {
+    count: u64,
+    bytes: u64,
 }
 
 /// All schedules of a pool.
@@ -33,7 +42,7 @@ pub struct Index {
     /// By when they are due.
     due: BTreeMap<Millis, BTreeSet<ScheduleId>>,
     counts: [u64; ScheduleState::ALL.len()],
-    of_namespace: HashMap<Namespace, u64>,
+    of_namespace: HashMap<Namespace, OfNamespace>,
     /// Number of records seen by the zone database that they were computed with.
     by_zones: BTreeMap<Box<str>, u64>,
     /// While all records are read: those that were not met again.
@@ -53,16 +62,49 @@ impl Index {
         Index { server, ..Index::default() }
     }
 
-    /// Records what a schedule is; `None`: it is gone. A record older than the known one is ignored, and so is the absence
-    /// of one that is newer than `version`.
-    pub fn see(&mut self, id: &ScheduleId, version: SettingVersion, head: Option<&Head>) {
+    /// Records the head of a schedule's record and the size of its setting; `None`: it was deleted. A record older than
+    /// the known one is ignored, and so is a deletion older than the known record. Returns the total size of the
+    /// namespace's settings if it has changed.
+    pub fn see(
+        &mut self,
+        id: &ScheduleId,
+        version: SettingVersion,
+        record: Option<(&Head, u64)>,
+    ) -> Option<u64> {
         if let Some(unmet) = &mut self.unmet {
             unmet.remove(id);
         }
         let before = self.known.get(id).copied();
         if before.is_some_and(|before| before.version > version) {
-            return;
+            return None;
         }
+        let bytes_before = before.map_or(0, |before| before.bytes);
+        let bytes = record.map_or(0, |(_, bytes)| bytes);
+        let total = self.count(&id.namespace, (before.is_some(), bytes_before), (record.is_some(), bytes));
+        self.replace(id, version, before, record);
+        (bytes != bytes_before).then_some(total)
+    }
+
+    /// Counts a schedule of a namespace that replaces another one, each with its size. Returns the total size.
+    fn count(&mut self, namespace: &Namespace, before: (bool, u64), after: (bool, u64)) -> u64 {
+        let of = self.of_namespace.entry(namespace.clone()).or_default();
+        // What was there before was counted.
+        of.count = of.count + u64::from(after.0) - u64::from(before.0);
+        of.bytes = of.bytes + after.1 - before.1;
+        let bytes = of.bytes;
+        if of.count == 0 {
+            self.of_namespace.remove(namespace);
+        }
+        bytes
+    }
+
+    fn replace(
+        &mut self,
+        id: &ScheduleId,
+        version: SettingVersion,
+        before: Option<Known>,
+        record: Option<(&Head, u64)>,
+    ) {
         if let Some(before) = before {
             self.counts[before.state as usize] -= 1;
             if let Some(Entry::Occupied(mut of)) = before.next.map(|next| self.due.entry(next)) {
@@ -72,20 +114,10 @@ impl Index {
                 }
             }
         }
-        let Some(head) = head else {
-            if self.known.remove(id).is_some()
-                && let Some(count) = self.of_namespace.get_mut(&id.namespace)
-            {
-                *count -= 1; // it was counted when the schedule came
-                if *count == 0 {
-                    self.of_namespace.remove(&id.namespace);
-                }
-            }
+        let Some((head, bytes)) = record else {
+            self.known.remove(id);
             return;
         };
-        if before.is_none() {
-            *self.of_namespace.entry(id.namespace.clone()).or_default() += 1;
-        }
         if before.is_none_or(|before| before.version < version) {
             match self.by_zones.get_mut(&head.zones) {
                 Some(count) => *count += 1,
@@ -98,7 +130,7 @@ impl Index {
             self.due.entry(next).or_default().insert(id.clone());
         }
         let is_own = head.server == self.server;
-        self.known.insert(id.clone(), Known { version, state, next, is_own });
+        self.known.insert(id.clone(), Known { version, state, next, is_own, bytes });
     }
 
     /// All records are read from now on.
@@ -106,11 +138,9 @@ impl Index {
         self.unmet = Some(self.known.keys().cloned().collect());
     }
 
-    /// All were read: what was not met is gone.
-    pub fn end(&mut self) {
-        for id in self.unmet.take().unwrap_or_default() {
-            self.see(&id, SettingVersion::MAX, None);
-        }
+    /// All records were read. Returns those that were known and not among them: they were deleted.
+    pub fn end(&mut self) -> BTreeSet<ScheduleId> {
+        self.unmet.take().unwrap_or_default()
     }
 
     /// Number of schedules by state, in the order of [`ScheduleState::ALL`].
@@ -118,8 +148,14 @@ impl Index {
         self.counts
     }
 
+    /// Number of schedules of a namespace.
     pub fn of_namespace(&self, namespace: &Namespace) -> u64 {
-        self.of_namespace.get(namespace).copied().unwrap_or(0)
+        self.of_namespace.get(namespace).map_or(0, |of| of.count)
+    }
+
+    /// Size of a schedule's setting; 0 if it does not exist.
+    pub fn bytes(&self, id: &ScheduleId) -> u64 {
+        self.known.get(id).map_or(0, |known| known.bytes)
     }
 
     pub fn len(&self) -> u64 {
@@ -173,9 +209,9 @@ mod tests {
     #[test]
     fn who_placed_it_last_goes_first() {
         let mut index = Index::new("me".into());
-        index.see(&id("own"), 1, Some(&head("me", Some(1000))));
-        index.see(&id("other"), 2, Some(&head("they", Some(1000))));
-        index.see(&id("never"), 3, Some(&head("me", None)));
+        index.see(&id("own"), 1, Some((&head("me", Some(1000)), 1)));
+        index.see(&id("other"), 2, Some((&head("they", Some(1000)), 1)));
+        index.see(&id("never"), 3, Some((&head("me", None), 1)));
         let due = |now| {
             let Due { ids, next } = index.due(0, now, 9);
             (ids.iter().map(|id| id.name.to_string()).collect::<Vec<_>>(), next)
@@ -190,14 +226,19 @@ mod tests {
     #[test]
     fn what_is_older_is_ignored() {
         let mut index = Index::new("me".into());
-        index.see(&id("s"), 5, Some(&head("me", Some(7))));
-        index.see(&id("s"), 4, Some(&head("me", Some(3))));
-        index.see(&id("s"), 4, None);
+        let see = |index: &mut Index, name, version, next| {
+            index.see(&id(name), version, Some((&head("me", Some(next)), 10 * version)))
+        };
+        assert_eq!(see(&mut index, "s", 5, 7), Some(50), "the size of all");
+        assert_eq!(see(&mut index, "s", 4, 3), None, "an older record");
+        assert_eq!(index.see(&id("s"), 4, None), None, "an older deletion");
         assert_eq!(index.due(0, 9, 9).ids.len(), 1, "the newer one stays");
         index.begin();
-        index.see(&id("t"), 6, Some(&head("me", Some(8))));
-        index.end();
-        assert_eq!(index.due(0, 9, 9).ids, [id("t")], "what was not met is gone");
+        assert_eq!(see(&mut index, "t", 6, 8), Some(110));
+        for gone in index.end() {
+            assert_eq!(index.see(&gone, SettingVersion::MAX, None), Some(60));
+        }
+        assert_eq!(index.due(0, 9, 9).ids, [id("t")], "the one that was not read again was deleted");
         assert_eq!(index.of_namespace(&id("s").namespace), 1);
     }
 }

@@ -16,6 +16,8 @@ use super::stored::{
     Head, Landed, ScheduleId, SchedulePut, ScheduleState, ScheduleStep, ScheduleVersion, Stepped,
     StoredSchedule,
 };
+use crate::admin::Scope;
+use crate::admin::quotas::QuotaManager;
 use crate::clock::Millis;
 use crate::engine::{Engine, Published, together};
 use crate::error::{Error, Result};
@@ -90,6 +92,9 @@ pub struct ScheduleStore {
     floor: String,
     /// This server, as records name it.
     server: Box<str>,
+    pool: PoolName,
+    /// Counts the sizes of settings toward quotas.
+    quotas: Arc<QuotaManager>,
     index: Mutex<Index>,
     /// The version up to which the index was read, and when.
     followed: AsyncMutex<(SettingVersion, Option<Instant>)>,
@@ -102,7 +107,7 @@ impl ScheduleStore {
     pub fn new(
         pool: &PoolName,
         (settings, outage): (Arc<dyn SettingsStore>, Arc<Outage>),
-        engine: Arc<dyn Engine>,
+        (engine, quotas): (Arc<dyn Engine>, Arc<QuotaManager>),
         server: &str,
     ) -> ScheduleStore {
         ScheduleStore {
@@ -112,6 +117,8 @@ impl ScheduleStore {
             prefix: format!("schedules/{pool}/"),
             floor: format!("schedule-revisions/{pool}"),
             server: server.into(),
+            pool: pool.clone(),
+            quotas,
             index: Mutex::new(Index::new(server.into())),
             followed: AsyncMutex::default(),
             creating: AsyncMutex::default(),
@@ -134,8 +141,28 @@ impl ScheduleStore {
     }
 
     fn see(&self, id: &ScheduleId, version: SettingVersion, record: Option<&Record>) {
-        let head = record.and_then(|record| Head::read(&record.value));
-        self.index.lock().see(id, version, head.as_ref());
+        let head = record.and_then(|record| Head::read_with_size(&record.value));
+        let mut index = self.index.lock();
+        // Under the lock, so that totals are recorded in order.
+        if let Some(bytes) = index.see(id, version, head.as_ref().map(|(head, bytes)| (head, *bytes))) {
+            self.quotas.set_schedule_bytes(self.scope(id), bytes);
+        }
+    }
+
+    fn scope(&self, id: &ScheduleId) -> Scope {
+        Scope { pool: self.pool.clone(), namespace: id.namespace.clone() }
+    }
+
+    /// Checks that the namespace has room for this setting.
+    async fn admit(&self, id: &ScheduleId, put: &SchedulePut, is_new: bool) -> Result<()> {
+        let before = self.index.lock().bytes(id);
+        let more = put.setting.bytes().saturating_sub(before);
+        self.quotas.admit_schedule(&self.scope(id), more, is_new).await
+    }
+
+    /// Reads which schedules there are, if that was not done yet.
+    pub async fn begin(&self) -> Result<()> {
+        self.follow(Duration::MAX).await
     }
 
     /// Reads into the index what has changed, unless that was done within `age`.
@@ -146,7 +173,10 @@ impl ScheduleStore {
         }
         let following = follow(&*self.settings, &self.prefix, &mut followed.0, |change| match change {
             RecordChange::Begin => self.index.lock().begin(),
-            RecordChange::End => self.index.lock().end(),
+            RecordChange::End => {
+                let gone = self.index.lock().end();
+                gone.iter().for_each(|id| self.see(id, SettingVersion::MAX, None));
+            }
             RecordChange::Put(key, record) => {
                 if let Some(id) = self.id(&key) {
                     self.see(&id, record.version, Some(&record));
@@ -248,7 +278,17 @@ impl ScheduleStore {
         if self.now() < put.not_before {
             return Ok(Stepped::TooEarly);
         }
-        let Some(expected) = expected else { return self.create(&id, put).await };
+        let (is_change, is_dry) = (put.is_change, put.dry);
+        let Some(expected) = expected else {
+            let created = self.create(&id, put).await?;
+            if !is_dry {
+                self.quotas.apply_schedule_bytes(&self.scope(&id)).await;
+            }
+            return Ok(created);
+        };
+        if is_change {
+            self.admit(&id, &put, false).await?;
+        }
         let revision = expected.revision + u64::from(put.is_change);
         if put.dry {
             let is_there = self.get(&id).await?.is_some_and(|there| there.version == expected);
@@ -266,7 +306,11 @@ impl ScheduleStore {
                 Err(error) => return Err(error),
             }
         }
-        self.write(&id, revision, Some(expected.record), &put).await
+        let stepped = self.write(&id, revision, Some(expected.record), &put).await?;
+        if is_change {
+            self.quotas.apply_schedule_bytes(&self.scope(&id)).await;
+        }
+        Ok(stepped)
     }
 
     /// Replaces a record, if it is still `expected`.
@@ -303,6 +347,7 @@ impl ScheduleStore {
         if of_namespace >= put.bounds.of_namespace || all >= put.bounds.of_pool {
             return Ok(Stepped::TooMany);
         }
+        self.admit(id, &put, true).await?;
         let mut revision = self.floor().await?.0 + 1;
         if put.dry {
             let version = ScheduleVersion { revision, record: 0 };
@@ -336,6 +381,7 @@ impl ScheduleStore {
         match self.settings.put(&self.key(id), None, Some(expected.record)).await? {
             Put::Done(version) => {
                 self.see(id, version, None);
+                self.quotas.apply_schedule_bytes(&self.scope(id)).await;
                 Ok(true)
             }
             Put::Differs(_) => Ok(false),

@@ -149,6 +149,20 @@ impl Head {
     pub fn read(value: &[u8]) -> Option<Head> {
         serde_json::from_slice(value.split(|byte| *byte == b'\n').next()?).ok()
     }
+
+    /// Returns the head of a record, and the size of its setting with the body. `None` if it is damaged.
+    pub fn read_with_size(value: &[u8]) -> Option<(Head, u64)> {
+        let mut lines = value.splitn(4, |byte| *byte == b'\n').skip(1);
+        let (text, _, body) = (lines.next()?, lines.next()?, lines.next()?);
+        Some((Head::read(value)?, (text.len() + body.len()) as u64))
+    }
+}
+
+impl ScheduleSetting {
+    /// Its size in a record.
+    pub fn bytes(&self) -> u64 {
+        (self.text.len() + self.body.len()) as u64
+    }
 }
 
 impl StoredSchedule {
@@ -305,6 +319,7 @@ mod tests {
                 not_before: 0, zones: "2026f".into(), dry: false,
             };
             let value = put.value(revision, "me");
+            prop_assert_eq!(Head::read_with_size(&value).map(|(_, size)| size), Some(setting.bytes()));
             let read = StoredSchedule::read(id.clone(), &Record { value, version: record });
             let version = ScheduleVersion { revision, record };
             let SchedulePut { state, progress, .. } = put;

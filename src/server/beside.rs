@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::stores::{StoreEnd, Stores};
 use crate::admin::AdminStore;
+use crate::engine::together;
 use crate::http::{self, AppState};
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
@@ -18,6 +19,8 @@ use crate::scheduler;
 /// How long a server whose last pool has failed still replies with the reason.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
+/// Upper bound on the wait for the schedules to be read.
+const SCHEDULES_READ: Duration = Duration::from_secs(1);
 /// Pause before the settings are read again that could not be read.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -31,6 +34,9 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
         let keeps = pool.pauses.clone().run(tasks.stopping().clone());
         tasks.spawn_essential(format!("the pauses of pool {}", pool.name), keeps);
     }
+    // Schedules count toward quotas. With very many of them, or an outage, the quotas take effect first.
+    let begun = state.pools.values().map(|pool| timeout(SCHEDULES_READ, pool.scheduler.store.begin()));
+    together::all(begun).await;
     for store in state.quotas.stores() {
         let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
         tasks.spawn_essential("the quotas of a pool", async move {

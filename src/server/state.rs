@@ -97,7 +97,6 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
         ServedPool { name, engine, dispatcher, ids: Arc::default(), outage }
     });
     let served: Vec<ServedPool> = served.collect();
-    let placers = placers(config, &served);
     // A directory has one server, whatever its process: no other one is waited for.
     let has_own_settings = config.admin_redis.is_none() && config.pool[DEFAULT_POOL].path.is_some();
     // Two servers may have the same name.
@@ -117,15 +116,17 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
     let push = Push::new(push_server, parts.push.guard, served.iter().map(|pool| pushed(pool, &metrics)));
     let history = Arc::new(history::History::new(config.history_memory.saturating_mul(1 << 20)));
     let began = Began::now();
+    let quotas = QuotaManager::new(store.clone(), outage.clone(), bounded(config, stores));
     let bounds =
         ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
     let pool = |pool: ServedPool| {
         let counts = metrics.of_schedules(&pool.name);
         let (name, engine) = (pool.name.clone(), pool.engine.clone());
-        let places = placers[&name].clone();
         let of_settings = (settings.clone(), outage.clone());
-        let of_schedules = ScheduleStore::new(&name, of_settings.clone(), places.clone(), schedule_server);
-        let scheduler = Scheduler::new(name.clone(), places, of_schedules, zones.clone(), bounds, counts);
+        let places = (engine.clone(), quotas.clone());
+        let of_schedules = ScheduleStore::new(&name, of_settings.clone(), places, schedule_server);
+        let scheduler =
+            Scheduler::new(name.clone(), engine.clone(), of_schedules, zones.clone(), bounds, counts);
         let (store, of_engine) = ((engine, pool.dispatcher.clone()), metrics.engine.pool(&name));
         let sampler = Sampler::new(name.clone(), store, of_engine, push.clone(), history.clone(), began);
         let pauses = Pauses::new(&name, of_settings, (pool.engine.clone(), pool.dispatcher.clone()));
@@ -137,7 +138,7 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
         tokens: Arc::new(TokenManager::new(store.clone(), cache.clone())),
         cursors: Cursors::new(settings.clone()),
         throttle: Throttle::new(store.clone(), cache, outage.clone()),
-        quotas: QuotaManager::new(store, outage, bounded(config, stores)),
+        quotas,
         defaults: defaults(config),
         metrics: metrics.clone(),
         times: KeptTimes::default(),
@@ -196,16 +197,6 @@ fn pushed(pool: &ServedPool, metrics: &Metrics) -> PushedPool {
 /// Returns the pool that a pool migrates to.
 fn moves_to<'a>(config: &'a Config, pool: &PoolName) -> Option<&'a str> {
     config.pool[pool.as_str()].migrate_to.as_deref()
-}
-
-/// What each pool's schedules are placed by. In the store that a pool moves to are that pool's too: whoever places them
-/// there must know the jobs of both stores.
-fn placers(config: &Config, served: &[ServedPool]) -> BTreeMap<PoolName, Arc<dyn Engine>> {
-    let placer = |pool: &ServedPool| {
-        let moving = served.iter().find(|other| moves_to(config, &other.name) == Some(pool.name.as_str()));
-        (pool.name.clone(), moving.unwrap_or(pool).engine.clone())
-    };
-    served.iter().map(placer).collect()
 }
 
 /// Returns each store with quotas and the pools it serves: its own, and pools that migrate to it. Sources of

@@ -1,6 +1,7 @@
 //! An engine wrapper that counts consumes, can hold them after they popped or among deleted jobs, can fail and panic,
 //! can suppress notifications, and can be unavailable or hang as a whole.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use dormouse::engine::notifier::Notifier;
 use dormouse::engine::observer::Observer;
 use dormouse::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
+    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Usage,
 };
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -366,7 +367,7 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.delays(count).await
     }
 
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         self.inner.set_quotas(quotas).await
     }
 

@@ -286,6 +286,7 @@ macro_rules! law_list {
             quotas {
                 what_would_be_more_jobs_is_refused_as_a_whole,
                 what_would_be_more_bytes_is_refused,
+                the_usage_of_bounded_namespaces_is_returned,
                 what_would_be_more_queues_is_refused,
                 jobs_count_in_every_state_and_everything_else_goes_on,
                 what_replaces_a_job_counts_by_the_difference,

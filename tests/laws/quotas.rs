@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use dormouse::engine::{
-    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, Tries,
+    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, Tries, Usage,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
@@ -71,6 +71,20 @@ pub async fn what_would_be_more_bytes_is_refused(s: &dyn Stage) {
     }
     ok("after an ack", publish(s, [job(&q, [7; 60])]).await);
     refused(publish(s, [job(&q, "x")]).await, "bytes", "one byte more again");
+}
+
+/// Guards against a usage that leaves out jobs, or that is another namespace's.
+pub async fn the_usage_of_bounded_namespaces_is_returned(s: &dyn Stage) {
+    let (q, other) = (queue("q"), queue_in("other", "q"));
+    ok("before the quota", publish(s, [job(&q, [7; 10]), job(&other, "x")]).await);
+    let quotas = Quotas::from([
+        (q.namespace.clone(), Quota { bytes: 100, ..NONE }),
+        (other.namespace.clone(), Quota { queues: 9, ..NONE }),
+    ]);
+    ok("set_quotas", s.engine().set_quotas(&quotas).await);
+    ok("after it", publish(s, [job(&q, [7; 20]).delay(LONG)]).await);
+    let usage = ok("set_quotas", s.engine().set_quotas(&quotas).await);
+    assert_eq!(usage, [(q.namespace.clone(), Usage { jobs: 2, bytes: 30 })].into());
 }
 
 /// Guards against creating a queue beyond the quota, and against refusing jobs for an existing one.

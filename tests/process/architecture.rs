@@ -289,7 +289,10 @@ const PARTS: &[(&str, &[&str])] = &[
     ("pump", &["clock", "engine", "outage"]),
     (
         "scheduler",
-        &["clock", "engine", "error", "job", "metrics", "name", "outage", "pump", "schedule", "settings"],
+        &[
+            "admin", "clock", "engine", "error", "job", "metrics", "name", "outage", "pump", "schedule",
+            "settings",
+        ],
     ),
     (
         "http",

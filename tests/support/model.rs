@@ -14,7 +14,7 @@ use dormouse::engine::observer::{Observer, Observers};
 use dormouse::engine::{
     By, Consumed, Cursor, Detail, Engine, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Placed,
     Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, Release,
-    Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Tries,
+    Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Tries, Usage,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
@@ -851,9 +851,15 @@ impl Engine for ModelEngine {
         Ok(delays)
     }
 
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
-        self.open()?.0.quotas = quotas.clone();
-        Ok(())
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
+        let mut jobs = self.open()?.0;
+        jobs.quotas = quotas.clone();
+        let usage = |namespace: &Namespace| {
+            let [jobs, bytes, _] = jobs.used(namespace).map(|used| used as u64);
+            Usage { jobs, bytes }
+        };
+        let counted = quotas.iter().filter(|(_, quota)| quota.counts_jobs());
+        Ok(counted.map(|(namespace, _)| (namespace.clone(), usage(namespace))).collect())
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -28,6 +28,7 @@ mod upkeep;
 mod verbs;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -71,7 +72,7 @@ use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Tries,
+    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Tries, Usage,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -255,12 +256,14 @@ impl Engine for DiskEngine {
         counted.await?.ok_or(Error::Closed)
     }
 
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
-        let Some(count) = self.handle.ask(SetQuotas { quotas: quotas.clone() }).await? else { return Ok(()) };
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
+        let set = self.handle.ask(SetQuotas { quotas: quotas.clone() }).await?;
+        let Some(count) = set.to_count else { return Ok(set.usage) };
         let (handle, stop) = (self.handle.clone(), self.stop.clone());
         // A blocking thread continues after a timeout; a count without a thread is requested again.
         let counted = self.counts.beside(&self.handle, move || count.run(&handle, &stop));
-        timeout(COUNTED, counted).await.unwrap_or(Err(Error::Overloaded))
+        timeout(COUNTED, counted).await.unwrap_or(Err(Error::Overloaded))?;
+        Ok(self.handle.ask(SetQuotas { quotas: quotas.clone() }).await?.usage)
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

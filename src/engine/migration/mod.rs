@@ -52,6 +52,7 @@ mod old_store;
 mod patience;
 mod stores;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -66,7 +67,7 @@ use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched,
+    QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Usage,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -266,7 +267,7 @@ impl Engine for Migration {
     }
 
     /// Of the new store, to which publishes go.
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         self.stores.new.set_quotas(quotas).await
     }
 

@@ -54,6 +54,7 @@ pub(crate) mod verbs;
 mod waits;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -73,7 +74,7 @@ use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
+    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Usage,
 };
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -291,7 +292,7 @@ impl Engine for RedisEngine {
         self.open()?.delays(count).await
     }
 
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         self.open()?.set_quotas(quotas).await
     }
 

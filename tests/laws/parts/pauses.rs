@@ -112,7 +112,7 @@ impl Server {
     }
 
     async fn parked(&self, queue: &Queue) {
-        while self.dispatcher.waiting().get(queue).is_none() {
+        while !self.dispatcher.waiting().contains_key(queue) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

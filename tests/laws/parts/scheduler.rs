@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dormouse::clock::{ManualClock, Millis};
+use dormouse::admin::quotas::QuotaManager;
+use dormouse::clock::{ManualClock, Millis, SystemClock};
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::engine::{Engine, JobList, Quota, Quotas, together};
 use dormouse::job::{JobState, JobView};
@@ -25,6 +26,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
+use crate::admin_stage::MemoryAdmin;
 use crate::gated::Gated;
 use crate::gated_settings::GatedSettings;
 use crate::settings_stage::MemorySettings;
@@ -39,6 +41,11 @@ const BOUNDS: ScheduleBounds = ScheduleBounds { of_namespace: 10_000, of_pool: 1
 pub fn schedule(name: &str) -> ScheduleId {
     let namespace = Namespace::parse("ns").expect("a name");
     ScheduleId { namespace, name: ScheduleName::parse(name).expect("a name of a schedule") }
+}
+
+fn no_quotas() -> Arc<QuotaManager> {
+    let store = MemoryAdmin::new(Arc::new(SystemClock::default()));
+    QuotaManager::new(store, Outage::new("the quotas"), std::iter::empty())
 }
 
 /// A server: its scheduler on stores that it may share with others.
@@ -97,7 +104,7 @@ impl Play {
         let (pool, zones) = (PoolName::default_pool(), Arc::new(zones));
         let metrics = Metrics::default().of_schedules(&pool);
         let of_settings = (settings.clone(), Outage::new("the settings"));
-        let store = ScheduleStore::new(&pool, of_settings, engine.clone(), server);
+        let store = ScheduleStore::new(&pool, of_settings, (engine.clone(), no_quotas()), server);
         Scheduler::new(pool, engine.clone(), store, zones, BOUNDS, metrics)
     }
 
@@ -452,7 +459,7 @@ async fn schedules_are_bounded() {
     let set = async |play: &Play, name: &str, bounds: ScheduleBounds| {
         let of_settings = (play.settings.clone(), Outage::new("the settings"));
         let pool = PoolName::default_pool();
-        let store = ScheduleStore::new(&pool, of_settings, play.engine.clone(), name);
+        let store = ScheduleStore::new(&pool, of_settings, (play.engine.clone(), no_quotas()), name);
         let metrics = Metrics::default().of_schedules(&pool);
         let zones = play.scheduler.zones.clone();
         let scheduler = Scheduler::new(pool, play.engine.clone(), store, zones, bounds, metrics);

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::Router;
 use crate::engine::redis::cluster::map::Partition;
 use crate::engine::redis::verbs::quotas::{CHUNK, Used};
-use crate::engine::{Publication, Quota, Quotas, together};
+use crate::engine::{Publication, Quota, Quotas, Usage, together};
 use crate::error::Result;
 use crate::name::{Namespace, Queue};
 
@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 impl Router {
     /// Sets these quotas and no others, for all servers of this kind.
-    pub async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    pub async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         if let Some(only) = self.only() {
             return only.set_quotas(quotas, true).await;
         }
@@ -33,7 +33,10 @@ impl Router {
                 samples.entry(namespace.clone()).or_default().quota = *quota;
             }
         }
-        self.sample().await
+        self.sample().await?;
+        let samples = self.samples.lock();
+        let counted = samples.iter().filter(|(_, of)| of.quota.counts_jobs());
+        Ok(counted.map(|(name, of)| (name.clone(), Usage { jobs: of.jobs, bytes: of.bytes })).collect())
     }
 
     /// Refuses a publication that makes more queues than the quota of a namespace allows; and one that any partition may
