@@ -1,8 +1,8 @@
-//! Pauses of queues: a record `pauses/<pool>/<namespace>/<queue>` in the settings, for all servers of a pool. Each server
-//! keeps what it has read in its dispatcher, which does not fetch from paused queues.
+//! Pauses of queues: one record `pauses/<pool>/<namespace>/<queue>` of the settings each, for all servers of a pool. Each
+//! server passes them to its dispatcher, which does not fetch from paused queues.
 //!
-//! A pause that is answered holds on this server: no fetch is left that began before. On others it holds once they have
-//! read it, every [`STEP`]. Whoever sees that a pause has ended deletes its record.
+//! When a pause returns it is in effect on this server: no earlier fetch is in flight. On other servers it takes effect
+//! when they read it, every [`STEP`]. Any server deletes the record of a pause that has ended.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,11 +26,11 @@ use crate::settings::{Put, SettingVersion, SettingsStore};
 pub const MAX_PAUSED: usize = 1000;
 /// Interval of reading what other servers have changed.
 const STEP: Duration = Duration::from_millis(250);
-/// Longest time that one reading may take.
+/// Timeout of one reading.
 const PATIENCE: Duration = Duration::from_secs(4);
 /// Number of attempts of a change that other servers' changes interfere with.
 const TRIES: usize = 16;
-/// How long the record of an ended pause stays: other servers' clocks may be behind.
+/// How long the record of an ended pause is kept: other servers' clocks may be behind.
 const KEPT: Millis = 1000;
 
 /// The value of a record.
@@ -40,7 +40,7 @@ struct Stored {
     until: Option<Millis>,
 }
 
-/// The records that are known, and the version up to which they were read.
+/// Known records, and the version up to which they were read.
 #[derive(Debug, Default)]
 struct Known {
     since: SettingVersion,
@@ -50,21 +50,21 @@ struct Known {
 /// The pauses of one pool.
 #[derive(Debug)]
 pub struct Pauses {
-    /// What the keys of its records begin with.
+    /// Prefix of its records' keys.
     prefix: String,
     store: Arc<dyn SettingsStore>,
-    /// Hears whether `store` can be used.
+    /// Receives the results of using `store`.
     outage: Arc<Outage>,
     engine: Arc<dyn Engine>,
     dispatcher: Arc<Dispatcher>,
-    /// Locked while records are read or changed, so that what was read before a change is not applied after it.
+    /// Locked while records are read or changed, so that no record is applied after a newer one.
     known: Mutex<Known>,
-    /// Notified when a pause may end earlier than was known.
+    /// Notified when the next end of a pause may be earlier.
     changed: Notify,
 }
 
 impl Pauses {
-    /// Creates the pauses of a pool, of which none is known yet: see [`read`](Pauses::read).
+    /// Creates the pauses of a pool. None is known before the first [`read`](Pauses::read).
     pub fn new(
         pool: &PoolName,
         (store, outage): (Arc<dyn SettingsStore>, Arc<Outage>),
@@ -94,7 +94,7 @@ impl Pauses {
         self.put(queue, |_| None).await.map(drop)
     }
 
-    /// Replaces a record by what `pause` makes of the pool's clock; `None` deletes it.
+    /// Replaces a record by the result of `pause` for the pool's clock; `None` deletes it.
     async fn put(
         &self,
         queue: &Queue,
@@ -111,7 +111,7 @@ impl Pauses {
                 Some(_) if before.is_none() && self.paused_of(&known, &queue.namespace) >= MAX_PAUSED => {
                     return Err(Error::TooManyPaused(MAX_PAUSED));
                 }
-                // A number: there is nothing in it that JSON cannot say.
+                // A number always encodes as JSON.
                 Some(Pause { until }) => {
                     Some(serde_json::to_vec(&Stored { until }).unwrap_or_default().into())
                 }
@@ -124,7 +124,7 @@ impl Pauses {
         Err(Error::Overloaded)
     }
 
-    /// Number of queues of a namespace that are paused now.
+    /// Returns the number of paused queues of a namespace.
     fn paused_of(&self, known: &Known, namespace: &Namespace) -> usize {
         let (now, first) = (self.engine.now(), first_of(namespace));
         let of_namespace =
@@ -136,14 +136,14 @@ impl Pauses {
         format!("{}{}/{}", self.prefix, queue.namespace, queue.name)
     }
 
-    /// The queue of a key. `None` of a key that a newer server may understand.
+    /// Parses a key. `None` for keys of a newer version.
     fn queue(&self, key: &str) -> Option<Queue> {
         let (namespace, name) = key.strip_prefix(&self.prefix)?.split_once('/')?;
         let (namespace, name) = (Namespace::parse(namespace).ok()?, QueueName::parse_for_consume(name).ok()?);
         Some(Queue { namespace, name })
     }
 
-    /// Records what is known of a queue from now on, here and in the dispatcher.
+    /// Records a queue's pause or its absence, here and in the dispatcher.
     fn see(
         &self,
         records: &mut BTreeMap<Queue, (SettingVersion, Pause)>,
@@ -162,36 +162,42 @@ impl Pauses {
         }
     }
 
-    /// Reads what has changed.
+    /// Reads changes.
     async fn catch_up(&self, known: &mut Known) -> Result<()> {
         let Known { since, records } = known;
-        // While all are read, the queues that were not met again.
+        // While all records are read: the queues not read again yet.
         let mut unmet: Option<BTreeMap<Queue, (SettingVersion, Pause)>> = None;
-        follow(&*self.store, &self.prefix, since, |change| match change {
-            RecordChange::Begin => unmet = Some(records.clone()),
-            RecordChange::Put(key, record) => {
-                let stored = serde_json::from_slice::<Stored>(&record.value);
-                let (Some(queue), Ok(Stored { until })) = (self.queue(&key), stored) else { return };
-                if let Some(unmet) = &mut unmet {
-                    unmet.remove(&queue);
+        follow(
+            &*self.store,
+            &self.prefix,
+            since,
+            |_, _| false,
+            |change| match change {
+                RecordChange::Begin => unmet = Some(records.clone()),
+                RecordChange::Put(key, record) => {
+                    let stored = serde_json::from_slice::<Stored>(&record.value);
+                    let (Some(queue), Ok(Stored { until })) = (self.queue(&key), stored) else { return };
+                    if let Some(unmet) = &mut unmet {
+                        unmet.remove(&queue);
+                    }
+                    self.see(records, &queue, Some((record.version, Pause { until })));
                 }
-                self.see(records, &queue, Some((record.version, Pause { until })));
-            }
-            RecordChange::Gone(key, _) => {
-                if let Some(queue) = self.queue(&key) {
-                    self.see(records, &queue, None);
+                RecordChange::Gone(key, _) => {
+                    if let Some(queue) = self.queue(&key) {
+                        self.see(records, &queue, None);
+                    }
                 }
-            }
-            RecordChange::End => {
-                for queue in unmet.take().unwrap_or_default().keys() {
-                    self.see(records, queue, None);
+                RecordChange::End => {
+                    for queue in unmet.take().unwrap_or_default().keys() {
+                        self.see(records, queue, None);
+                    }
                 }
-            }
-        })
+            },
+        )
         .await
     }
 
-    /// Reads what has changed, and deletes the records of pauses that have ended.
+    /// Reads changes, and deletes the records of pauses that have ended.
     async fn read_and_clean(&self) -> Result<()> {
         let mut known = self.known.lock().await;
         self.catch_up(&mut known).await?;
@@ -208,7 +214,7 @@ impl Pauses {
         Ok(())
     }
 
-    /// Reads what has changed, within [`PATIENCE`]. Returns whether that worked.
+    /// Reads changes, within [`PATIENCE`]. Returns whether that succeeded.
     pub async fn read(&self) -> bool {
         let read = timeout(PATIENCE, self.read_and_clean()).await;
         let read = read.unwrap_or_else(|_| Err(Error::away("it does not answer")));
@@ -226,7 +232,7 @@ impl Pauses {
                         sleep(STEP).await;
                     }
                 },
-                // Apart, so that a pause ends also while the settings cannot be read.
+                // Separate, so that a pause ends even while the settings are unavailable.
                 async {
                     loop {
                         let next = self.dispatcher.end_pauses().unwrap_or(STEP);
@@ -238,7 +244,7 @@ impl Pauses {
         .await;
     }
 
-    /// Like [`Engine::list_queues`], with the paused queues that the store does not know.
+    /// Like [`Engine::list_queues`], including paused queues that the store does not know.
     pub async fn list_queues(
         &self,
         namespace: &Namespace,

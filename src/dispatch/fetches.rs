@@ -115,7 +115,7 @@ impl Dispatcher {
             let mut in_flight = FetchInFlight { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
             let fetch = in_flight.fetch.as_ref();
             let (ttrs, began) = fetch.map_or((&[][..], 0), |fetch| (&fetch.ttrs, fetch.began));
-            // After `begin`, so that whoever pauses a queue sees this fetch, or this fetch sees the pause.
+            // After `begin`, so that a concurrent pause sees this fetch, or this fetch sees the pause.
             let open = self.open(&queues);
             let wanted = if let Open::Some(open) = &open { open } else { &queues };
             let call: StoreCall<'_, Result<Consumed>> = match &wanted.weights {
@@ -316,7 +316,7 @@ impl Dispatcher {
 
 impl Notifier for Dispatcher {
     fn notify(&self, queue: &Queue) {
-        // Whoever resumes a queue wakes its waiters.
+        // Resuming a queue wakes its waiters.
         if self.pause_of(queue).is_some() {
             return;
         }

@@ -1,5 +1,5 @@
-//! Pausing and resuming queues: no fetch reads a paused queue, so its consumers wait as if it were empty. Which queues are
-//! paused, the caller says: see [`pauses`](crate::pauses).
+//! Pausing and resuming queues: no fetch reads a paused queue, so its consumers wait as if it were empty.
+//! [`pauses`](crate::pauses) decides which queues are paused.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -92,7 +92,7 @@ impl Dispatcher {
         self.paused.get(queue, self.engine.now()).map(|pause| self.in_day(pause))
     }
 
-    /// Returns a pause whose end is told by the time of day, not by the pool's clock, which never goes back.
+    /// Converts the end of a pause from the pool's clock, which never goes back, to the time of day.
     pub fn in_day(&self, pause: Pause) -> Pause {
         let (now, day) = (self.engine.now(), self.engine.time_of_day());
         Pause { until: pause.until.map(|until| (until + day).saturating_sub(now)) }

@@ -38,7 +38,7 @@ pub struct Usage {
     pub bytes: u64,
 }
 
-/// A delay as an id has it, in seconds.
+/// Returns a delay as an id contains it, in seconds.
 pub fn delay_in_id(delay: Duration) -> u32 {
     u32::try_from(delay.as_secs()).unwrap_or(u32::MAX)
 }
@@ -147,7 +147,7 @@ pub struct Publication {
     /// 1 to [`MAX_PUBLISH`](super::MAX_PUBLISH), all of one queue if there is a [`once`](Publication::once). No two
     /// have the same key.
     pub jobs: Vec<Placing>,
-    /// Acked in the same step, before keys are checked; ignored if missing.
+    /// Acked in the same step, before keys are checked; ignored if missing. Not one of `jobs`.
     pub replaces: Option<JobRef>,
     /// Makes the call idempotent.
     pub once: Option<Once>,
@@ -210,16 +210,16 @@ pub struct Once {
 }
 
 impl Once {
-    /// Of a client's request.
+    /// Creates that of a client's request.
     pub fn request(key: IdempotencyKey, fingerprint: Fingerprint) -> Once {
         Once { key, fingerprint, kind: OnceKind::Request }
     }
 }
 
-/// How long a request with a [`Once`] is remembered, at least.
+/// Minimum time for which a request with a [`Once`] is remembered.
 pub const REMEMBERED: Duration = Duration::from_secs(600);
 
-/// What is published at most once.
+/// Kind of an idempotent publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnceKind {
     /// A client's request.
@@ -229,7 +229,7 @@ pub enum OnceKind {
 }
 
 impl OnceKind {
-    /// How long the publish is remembered, at least.
+    /// Returns the minimum time for which the publish is remembered.
     pub fn remembered(self) -> Duration {
         match self {
             OnceKind::Request => REMEMBERED,

@@ -1,4 +1,4 @@
-//! Schedules as requests see them. One that cannot be read is shown all the same, can be deleted, and can be set anew.
+//! Schedules as requests see them. An unreadable one is shown too, and can be deleted or set again.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +12,24 @@ use crate::error::{Error, Result};
 use crate::name::{Namespace, QueueName, ScheduleName};
 use crate::settings::MAX_SCAN;
 
-/// A schedule that is there.
+/// A stored schedule.
 #[derive(Clone, Debug)]
 pub enum FoundSchedule {
     Whole(Schedule),
-    /// It was damaged, or a newer server wrote it.
+    /// It is damaged, or a newer server wrote it.
     Unreadable {
         stored: StoredSchedule,
         why: Error,
     },
 }
 
-/// A part of a namespace's schedules.
+/// A page of a namespace's schedules.
 #[derive(Debug)]
 pub struct FoundPage {
     /// The store's time of day.
     pub now: Millis,
     pub schedules: Vec<FoundSchedule>,
-    /// Behind which name it goes on.
+    /// The name after which the next page begins.
     pub next: Option<ScheduleName>,
 }
 
@@ -75,7 +75,7 @@ impl FoundSchedule {
 }
 
 impl Scheduler {
-    /// A stored schedule, set right where a clock ran ahead.
+    /// Reads a stored schedule, corrected if a clock ran ahead.
     fn read(&self, stored: StoredSchedule, now: Millis) -> FoundSchedule {
         let mut found = FoundSchedule::read(stored);
         if let FoundSchedule::Whole(schedule) = &mut found {
@@ -84,13 +84,13 @@ impl Scheduler {
         found
     }
 
-    /// A schedule, and the store's time of day.
+    /// Returns a schedule, and the store's time of day.
     pub async fn get(&self, id: &ScheduleId) -> Result<(Schedule, Millis), NotChanged> {
         let (found, now) = self.find(id).await?;
         Ok((found.ok_or(NotChanged::NotFound)?.whole()?, now))
     }
 
-    /// Schedules of a namespace whose names begin with `prefix`, behind `after`.
+    /// Returns schedules of a namespace whose names begin with `prefix`, after `after`.
     pub async fn page(
         &self,
         namespace: &Namespace,
@@ -105,12 +105,12 @@ impl Scheduler {
         Ok(FoundPage { now, schedules, next })
     }
 
-    /// How many more schedules the pool takes.
+    /// Returns how many more schedules the pool accepts.
     pub async fn room(&self) -> Result<u64> {
         Ok(self.bounds.of_pool.saturating_sub(self.store.count().await?))
     }
 
-    /// The names of a namespace's schedules, and their revisions.
+    /// Returns the names of a namespace's schedules, and their revisions.
     pub async fn names(&self, namespace: &Namespace) -> Result<BTreeMap<ScheduleName, u64>> {
         let (mut all, mut after) = (BTreeMap::new(), None);
         loop {
@@ -123,7 +123,7 @@ impl Scheduler {
         }
     }
 
-    /// A schedule, if it is there, and the store's time of day.
+    /// Returns a schedule if it exists, and the store's time of day.
     pub async fn find(&self, id: &ScheduleId) -> Result<(Option<FoundSchedule>, Millis), NotChanged> {
         let (found, now) = (self.store.get(id).await?, self.store.now());
         Ok((found.map(|stored| self.read(stored, now)), now))

@@ -1,5 +1,5 @@
-//! What a server keeps in memory of a pool's schedules: which there are, and when each is due. It follows the settings
-//! store and may be a moment behind; what decides is read again.
+//! A server's in-memory index of a pool's schedules and their due times. It follows the settings store with a short
+//! delay, so records are read again before a decision.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,19 +11,21 @@ use crate::clock::Millis;
 use crate::name::Namespace;
 use crate::settings::SettingVersion;
 
-/// How long other servers leave a due schedule to the one that placed it last.
+/// Time for which other servers leave a due schedule to the one that wrote its record.
 pub const GRACE: Millis = 250;
 
-/// What is known of one schedule.
+/// Entry of one schedule.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     version: SettingVersion,
     state: ScheduleState,
     next: Option<Millis>,
-    /// This server wrote it.
+    /// Whether this server wrote the record.
     is_own: bool,
     /// Size of its setting.
     bytes: u64,
+    /// Whether it was read before a reading of all records that has not reached it yet.
+    may_be_lost: bool,
 }
 
 /// The schedules of a namespace.
@@ -36,16 +38,16 @@ struct OfNamespace {
 /// All schedules of a pool.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// This server, as records name it.
+    /// Name of this server in records.
     server: Box<str>,
     known: BTreeMap<ScheduleId, Known>,
-    /// By when they are due.
+    /// By due time.
     due: BTreeMap<Millis, BTreeSet<ScheduleId>>,
     counts: [u64; ScheduleState::ALL.len()],
     of_namespace: HashMap<Namespace, OfNamespace>,
-    /// Number of records seen by the zone database that they were computed with.
+    /// Number of records seen, by the zone database that computed them.
     by_zones: BTreeMap<Box<str>, u64>,
-    /// While all records are read: those that were not met again.
+    /// While all records are read: the schedules not read again yet.
     unmet: Option<BTreeSet<ScheduleId>>,
 }
 
@@ -53,7 +55,7 @@ pub struct Index {
 #[derive(Debug, Default)]
 pub struct Due {
     pub ids: Vec<ScheduleId>,
-    /// When another one is due, perhaps already; `None`: never.
+    /// When another one is due, possibly already; `None`: never.
     pub next: Option<Millis>,
 }
 
@@ -75,7 +77,7 @@ impl Index {
             unmet.remove(id);
         }
         let before = self.known.get(id).copied();
-        if before.is_some_and(|before| before.version > version) {
+        if before.is_some_and(|before| before.version > version && !before.may_be_lost) {
             return None;
         }
         let bytes_before = before.map_or(0, |before| before.bytes);
@@ -88,7 +90,7 @@ impl Index {
     /// Counts a schedule of a namespace that replaces another one, each with its size. Returns the total size.
     fn count(&mut self, namespace: &Namespace, before: (bool, u64), after: (bool, u64)) -> u64 {
         let of = self.of_namespace.entry(namespace.clone()).or_default();
-        // What was there before was counted.
+        // The schedule before was counted.
         of.count = of.count + u64::from(after.0) - u64::from(before.0);
         of.bytes = of.bytes + after.1 - before.1;
         let bytes = of.bytes;
@@ -130,11 +132,18 @@ impl Index {
             self.due.entry(next).or_default().insert(id.clone());
         }
         let is_own = head.server == self.server;
-        self.known.insert(id.clone(), Known { version, state, next, is_own, bytes });
+        self.known.insert(id.clone(), Known { version, state, next, is_own, bytes, may_be_lost: false });
     }
 
-    /// All records are read from now on.
+    /// Returns whether the known record of a schedule is this version or a later one.
+    pub fn knows(&self, id: &ScheduleId, version: SettingVersion) -> bool {
+        self.known.get(id).is_some_and(|known| known.version >= version && !known.may_be_lost)
+    }
+
+    /// Begins a reading of all records. Whatever it reads replaces the records known now, also later ones: a failover has
+    /// lost those.
     pub fn begin(&mut self) {
+        self.known.values_mut().for_each(|known| known.may_be_lost = true);
         self.unmet = Some(self.known.keys().cloned().collect());
     }
 
@@ -143,17 +152,17 @@ impl Index {
         self.unmet.take().unwrap_or_default()
     }
 
-    /// Number of schedules by state, in the order of [`ScheduleState::ALL`].
+    /// Returns the number of schedules by state, in the order of [`ScheduleState::ALL`].
     pub fn counts(&self) -> [u64; ScheduleState::ALL.len()] {
         self.counts
     }
 
-    /// Number of schedules of a namespace.
+    /// Returns the number of schedules of a namespace.
     pub fn of_namespace(&self, namespace: &Namespace) -> u64 {
         self.of_namespace.get(namespace).map_or(0, |of| of.count)
     }
 
-    /// Size of a schedule's setting; 0 if it does not exist.
+    /// Returns the size of a schedule's setting; 0 if it does not exist.
     pub fn bytes(&self, id: &ScheduleId) -> u64 {
         self.known.get(id).map_or(0, |known| known.bytes)
     }
@@ -166,8 +175,8 @@ impl Index {
         self.by_zones.clone()
     }
 
-    /// Returns up to `limit` schedules that became due at `from` or later and are due `now`, the earliest first. One that
-    /// another server placed last is due a little later here.
+    /// Returns up to `limit` schedules that became due at `from` or later and are due `now`, earliest first. A schedule
+    /// whose record another server wrote is due [`GRACE`] later here.
     pub fn due(&self, from: Millis, now: Millis, limit: usize) -> Due {
         let mut due = Due::default();
         let upcoming = self.due.range(from..).flat_map(|(next, ids)| ids.iter().map(move |id| (*next, id)));
@@ -240,5 +249,23 @@ mod tests {
         }
         assert_eq!(index.due(0, 9, 9).ids, [id("t")], "the one that was not read again was deleted");
         assert_eq!(index.of_namespace(&id("s").namespace), 1);
+    }
+
+    /// Guards against a schedule that is not looked at because a failover has lost what was last decided of it.
+    #[test]
+    fn what_a_failover_has_lost_is_replaced() {
+        let mut index = Index::new("me".into());
+        let see = |index: &mut Index, version, next| {
+            index.see(&id("s"), version, Some((&head("me", Some(next)), 1)));
+        };
+        see(&mut index, 5, 900);
+        index.begin();
+        see(&mut index, 3, 7);
+        assert_eq!(index.due(0, 9, 9).ids, [id("s")], "the record that is left");
+        // This server writes while all are read.
+        index.begin();
+        see(&mut index, 6, 900);
+        see(&mut index, 3, 7);
+        assert_eq!(index.due(0, 9, 9).ids, [], "the newest record");
     }
 }

@@ -1,4 +1,4 @@
-//! A job of a schedule that somebody asks for, beside those that are due.
+//! Jobs of a schedule placed on request, in addition to due occurrences.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use crate::error::Error;
 use crate::job::{JobId, JobIds};
 use crate::schedule::{Became, Overlap};
 
-/// A job that somebody asked for.
+/// A requested job.
 #[derive(Clone, Debug)]
 pub struct Runs<'a> {
     pub ids: &'a JobIds,
-    /// The due time to show, in place of now.
+    /// Due time to show instead of now.
     pub at: Option<Millis>,
-    /// Makes it safe to repeat.
+    /// Idempotency key of the request.
     pub once: Option<Once>,
 }
 
-/// What became of it.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
     Placed {
@@ -30,14 +30,14 @@ pub enum Ran {
         due_at: Option<Millis>,
         replayed: bool,
     },
-    /// This job lives.
+    /// This job holds the key.
     Lives(JobId),
-    /// Another request has used the key.
+    /// Another request has used the idempotency key.
     Mismatch,
 }
 
 impl Scheduler {
-    /// Places one job now, and moves nothing.
+    /// Places one job now, without changing the schedule's progress.
     pub async fn run(&self, id: &ScheduleId, runs: Runs<'_>) -> Result<Ran, NotChanged> {
         let (schedule, now) = self.get(id).await?;
         let due = runs.at.unwrap_or(now);
@@ -57,14 +57,14 @@ impl Scheduler {
         let landed = Landed { at: self.store.now(), placed };
         let outcome = entry_of(due, Became::Run, landed).outcome;
         self.metrics.occurrences(outcome.as_str(), 1);
-        // The job is there: an error would make the caller publish another one.
+        // The job is stored: after an error the caller would publish another one.
         if let Err(error) = self.tell_run(schedule, due, landed).await {
             tracing::warn!(pool = %self.pool, schedule = %id, ?error, "a job was placed, and the schedule does not show it");
         }
         Ok(Ran::Placed { id: placed.id, due_at: placed.due_at, replayed: false })
     }
 
-    /// Adds a job that was placed to what is told of the schedule.
+    /// Adds a placed job to the schedule's history.
     async fn tell_run(&self, mut schedule: Schedule, due: Millis, landed: Landed) -> Result<(), NotChanged> {
         let id = schedule.id.clone();
         for _ in 0..TRIES {
@@ -86,7 +86,7 @@ impl Scheduler {
     }
 }
 
-/// What an earlier request did, or why this one did nothing.
+/// Returns the result of an earlier request, or the reason why this one stored nothing.
 fn ran(published: Published) -> Ran {
     match published {
         Published::Replay(placed) | Published::Done(placed) => match placed.first() {

@@ -1,7 +1,7 @@
-//! The schedules of a pool in the settings store, each at `schedules/<pool>/<namespace>/<name>`, and the step that moves one
-//! on: the job is published first, under an idempotency key that follows from the schedule and the occurrence, and then the
-//! record is replaced if it is still the one that was read. A server that dies in between, or loses the second step, has
-//! done no harm: whoever takes the step again gets the same job.
+//! The schedules of a pool in the settings store, one record each at `schedules/<pool>/<namespace>/<name>`, and the step
+//! that advances one: it publishes the job under an idempotency key derived from schedule and occurrence, and then
+//! replaces the record if it is unchanged. A server that dies in between, or loses the second part, does no harm: the
+//! server that repeats the step gets the same job.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,19 +28,17 @@ use crate::settings::{MAX_SCAN, Page, Put, Record, SettingVersion, SettingsStore
 
 /// Interval of reading what other servers have changed.
 pub const FOLLOW: Duration = Duration::from_millis(GRACE);
-/// Longest time that one such reading may take.
+/// Timeout of one such reading.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// Number of records that are read at a time.
-const AT_A_TIME: usize = 64;
 /// Number of attempts to raise the floor of revisions.
 const TRIES: usize = 16;
 
-/// Schedules that were read.
+/// A page of schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulePage {
     /// The pool's time of day.
     pub now: Millis,
-    /// May be fewer than asked for although there are more.
+    /// May be fewer than requested although there are more.
     pub schedules: Vec<StoredSchedule>,
     /// The name after which the list continues. `None` at the end.
     pub next: Option<ScheduleName>,
@@ -51,31 +49,31 @@ pub struct SchedulePage {
 pub enum DueList {
     /// The earliest ones, up to this many.
     Now(usize),
-    /// Those that became due within this time.
+    /// The earliest of those that became due within this time, up to this many.
     Within(usize, Duration),
 }
 
-/// Schedules that are to be looked at.
+/// Due schedules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DueSchedules {
     /// The pool's time of day.
     pub now: Millis,
-    /// In the order in which they are due.
+    /// Ordered by due time.
     pub schedules: Vec<StoredSchedule>,
-    /// Time until there is another one, at most [`FOLLOW`]: zero when there is one already.
+    /// Time until another one is due, at most [`FOLLOW`]: zero if one is due already.
     pub next: Duration,
     /// Number of all schedules by state, in the order of [`ScheduleState::ALL`].
     pub counts: [u64; ScheduleState::ALL.len()],
-    /// Number of steps seen by the zone database of the server that took them.
+    /// Number of records seen, by the zone database that computed them.
     pub by_zones: BTreeMap<Box<str>, u64>,
 }
 
-/// A part of all schedules, whenever they are due.
+/// A page of all schedules of the pool.
 #[derive(Debug)]
 pub struct Part {
     pub now: Millis,
     pub schedules: Vec<StoredSchedule>,
-    /// Where the next part begins. `None` at the end.
+    /// Position of the next page. `None` at the end.
     pub more: Option<String>,
 }
 
@@ -83,14 +81,14 @@ pub struct Part {
 #[derive(Debug)]
 pub struct ScheduleStore {
     settings: Arc<dyn SettingsStore>,
-    /// Hears whether `settings` can be used.
+    /// Receives the results of using `settings`.
     outage: Arc<Outage>,
     engine: Arc<dyn Engine>,
-    /// What the keys of the records begin with.
+    /// Prefix of the records' keys.
     prefix: String,
-    /// The key of an upper bound on the revisions of deleted schedules.
+    /// Key of an upper bound on the revisions of deleted schedules.
     floor: String,
-    /// This server, as records name it.
+    /// Name of this server in records.
     server: Box<str>,
     pool: PoolName,
     /// Counts the sizes of settings toward quotas.
@@ -103,7 +101,7 @@ pub struct ScheduleStore {
 }
 
 impl ScheduleStore {
-    /// Creates the store of a pool's schedules, whose jobs are published to `engine`. `server` names this server among all.
+    /// Creates the store of a pool's schedules, whose jobs are published to `engine`. `server` is unique among servers.
     pub fn new(
         pool: &PoolName,
         (settings, outage): (Arc<dyn SettingsStore>, Arc<Outage>),
@@ -125,7 +123,7 @@ impl ScheduleStore {
         }
     }
 
-    /// The pool's time of day.
+    /// Returns the pool's time of day.
     pub fn now(&self) -> Millis {
         self.engine.time_of_day()
     }
@@ -134,7 +132,7 @@ impl ScheduleStore {
         format!("{}{}/{}", self.prefix, id.namespace, id.name)
     }
 
-    /// The schedule of a key. `None` of a key that a newer server may understand.
+    /// Parses a key. `None` for keys of a newer version.
     fn id(&self, key: &str) -> Option<ScheduleId> {
         let (namespace, name) = key.strip_prefix(&self.prefix)?.split_once('/')?;
         Some(ScheduleId { namespace: Namespace::parse(namespace).ok()?, name: ScheduleName::parse(name)? })
@@ -160,34 +158,38 @@ impl ScheduleStore {
         self.quotas.admit_schedule(&self.scope(id), more, is_new).await
     }
 
-    /// Reads which schedules there are, if that was not done yet.
+    /// Fills the index, if that was not done yet.
     pub async fn begin(&self) -> Result<()> {
         self.follow(Duration::MAX).await
     }
 
-    /// Reads into the index what has changed, unless that was done within `age`.
+    /// Updates the index, unless that was done within `age`.
     async fn follow(&self, age: Duration) -> Result<()> {
         let mut followed = self.followed.lock().await;
         if followed.1.is_some_and(|at| at.elapsed() < age) {
             return Ok(());
         }
-        let following = follow(&*self.settings, &self.prefix, &mut followed.0, |change| match change {
-            RecordChange::Begin => self.index.lock().begin(),
-            RecordChange::End => {
-                let gone = self.index.lock().end();
-                gone.iter().for_each(|id| self.see(id, SettingVersion::MAX, None));
-            }
-            RecordChange::Put(key, record) => {
-                if let Some(id) = self.id(&key) {
-                    self.see(&id, record.version, Some(&record));
+        // Most changes are this server's own.
+        let is_known =
+            |key: &str, version| self.id(key).is_some_and(|id| self.index.lock().knows(&id, version));
+        let following =
+            follow(&*self.settings, &self.prefix, &mut followed.0, is_known, |change| match change {
+                RecordChange::Begin => self.index.lock().begin(),
+                RecordChange::End => {
+                    let gone = self.index.lock().end();
+                    gone.iter().for_each(|id| self.see(id, SettingVersion::MAX, None));
                 }
-            }
-            RecordChange::Gone(key, version) => {
-                if let Some(id) = self.id(&key) {
-                    self.see(&id, version, None);
+                RecordChange::Put(key, record) => {
+                    if let Some(id) = self.id(&key) {
+                        self.see(&id, record.version, Some(&record));
+                    }
                 }
-            }
-        });
+                RecordChange::Gone(key, version) => {
+                    if let Some(id) = self.id(&key) {
+                        self.see(&id, version, None);
+                    }
+                }
+            });
         let done =
             timeout(PATIENCE, following).await.unwrap_or_else(|_| Err(Error::away("it does not answer")));
         self.outage.report(&done);
@@ -196,7 +198,7 @@ impl ScheduleStore {
         Ok(())
     }
 
-    /// Reads a schedule.
+    /// Returns a schedule.
     pub async fn get(&self, id: &ScheduleId) -> Result<Option<StoredSchedule>> {
         let record = self.settings.get(&self.key(id)).await?;
         if let Some(record) = &record {
@@ -205,8 +207,8 @@ impl ScheduleStore {
         Ok(record.map(|record| StoredSchedule::read(id.clone(), &record)))
     }
 
-    /// Reads schedules of a namespace whose names begin with `prefix`, after `after`, in the order of their names. Bodies are
-    /// empty unless asked for.
+    /// Returns schedules of a namespace whose names begin with `prefix`, after `after`, in the order of their names.
+    /// Without `bodies` their bodies are empty.
     pub async fn page(
         &self,
         namespace: &Namespace,
@@ -232,21 +234,21 @@ impl ScheduleStore {
         page.records.into_iter().filter_map(read).collect()
     }
 
-    /// Reads a part of all schedules, from where another part has ended.
+    /// Returns a page of all schedules; `from` is the end of the previous page.
     pub async fn part(&self, from: Option<&str>, limit: usize) -> Result<Part> {
         let page = self.settings.scan(&self.prefix, from, limit).await?;
         let more = page.records.last().filter(|_| page.more).map(|(key, _)| key.clone());
         Ok(Part { now: self.now(), schedules: self.read(page), more })
     }
 
-    /// Number of schedules of the pool.
+    /// Returns the number of schedules of the pool.
     pub async fn count(&self) -> Result<u64> {
         self.follow(FOLLOW).await?;
         Ok(self.index.lock().len())
     }
 
-    /// Returns schedules that are due by the pool's time of day. They are read anew: what was deleted or paused before this
-    /// call is not among them.
+    /// Returns schedules that are due by the pool's time of day. Their records are read from the store, so that schedules
+    /// deleted or paused before this call are not included.
     pub async fn due(&self, list: DueList) -> Result<DueSchedules> {
         self.follow(FOLLOW).await?;
         let now = self.now();
@@ -256,14 +258,12 @@ impl ScheduleStore {
         };
         let Due { ids, next } = self.index.lock().due(from, now, limit);
         let mut schedules = Vec::with_capacity(ids.len());
-        for some in ids.chunks(AT_A_TIME) {
-            let found = together::try_all(some.iter().map(|id| self.get(id))).await?;
-            for (id, found) in some.iter().zip(found) {
-                match found {
-                    Some(found) if found.next.is_some_and(|next| next <= now) => schedules.push(found),
-                    Some(_) => {}
-                    None => self.see(id, SettingVersion::MAX, None),
-                }
+        let found = together::try_all(ids.iter().map(|id| self.get(id))).await?;
+        for (id, found) in ids.iter().zip(found) {
+            match found {
+                Some(found) if found.next.is_some_and(|next| next <= now) => schedules.push(found),
+                Some(_) => {}
+                None => self.see(id, SettingVersion::MAX, None),
             }
         }
         let index = self.index.lock();
@@ -336,7 +336,7 @@ impl ScheduleStore {
         }
     }
 
-    /// Writes a schedule that is not there. It has no job.
+    /// Writes a schedule that does not exist. It has no job.
     async fn create(&self, id: &ScheduleId, put: SchedulePut) -> Result<Stepped> {
         let _one = self.creating.lock().await;
         self.follow(Duration::ZERO).await?;
@@ -354,7 +354,7 @@ impl ScheduleStore {
             return Ok(Stepped::Done { version, landed: None });
         }
         let mut stepped = self.write(id, revision, None, &put).await?;
-        // One of this name may have been deleted since the floor was read.
+        // A schedule of this name may have been deleted since the floor was read.
         while let Stepped::Done { version, .. } = stepped {
             let floor = self.floor().await?.0;
             if floor < revision {
@@ -366,7 +366,7 @@ impl ScheduleStore {
         Ok(stepped)
     }
 
-    /// An upper bound on the revisions of deleted schedules, and its record.
+    /// Returns an upper bound on the revisions of deleted schedules, and the version of its record.
     async fn floor(&self) -> Result<(u64, Option<SettingVersion>)> {
         let Some(record) = self.settings.get(&self.floor).await? else { return Ok((0, None)) };
         let floor = std::str::from_utf8(&record.value).ok().and_then(|text| text.parse().ok());
@@ -374,9 +374,9 @@ impl ScheduleStore {
         Ok((floor, Some(record.version)))
     }
 
-    /// Deletes a schedule, if it is still `expected`. Returns whether it was.
+    /// Deletes a schedule if it is still `expected`. Returns whether it was deleted.
     pub async fn delete(&self, id: &ScheduleId, expected: ScheduleVersion) -> Result<bool> {
-        // Before, so that no schedule of this name gets this revision again.
+        // First, so that no schedule of this name gets this revision again.
         self.raise_floor(expected.revision).await?;
         match self.settings.put(&self.key(id), None, Some(expected.record)).await? {
             Put::Done(version) => {

@@ -1,7 +1,7 @@
-//! Schedules as the settings store keeps them: one record each, which is compared and replaced as a whole.
+//! Encoding of schedules in the settings store: one record each, compared and replaced as a whole.
 //!
-//! The value of a record is three lines of JSON and the body of the jobs: what every server must know ([`Head`]), the
-//! setting, the progress. A server that does not understand a setting or a progress still knows its head.
+//! The value of a record is three lines of JSON and the body of the jobs: fields that every version reads ([`Head`]),
+//! setting, progress. A server that cannot decode the setting or the progress still reads the head.
 
 use std::fmt;
 
@@ -27,15 +27,15 @@ impl fmt::Display for ScheduleId {
     }
 }
 
-/// What a schedule does.
+/// State of a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleState {
     On,
     Paused,
-    /// Nothing can come any more.
+    /// No occurrence is left.
     Ended,
-    /// Its zone is in no database any more.
+    /// The zone database does not have its zone.
     Broken,
 }
 
@@ -57,53 +57,53 @@ impl ScheduleState {
     }
 }
 
-/// Which form of a record a step expects. Each step makes another one.
+/// Version of a record that a step expects. Each step creates another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScheduleVersion {
-    /// Grows with each change of the setting, and is never used twice for a name.
+    /// Grows with each change of the setting, and is never reused for a name.
     pub revision: u64,
     pub record: SettingVersion,
 }
 
-/// What was set.
+/// The setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleSetting {
-    /// Where its jobs go.
+    /// Queue of its jobs.
     pub queue: QueueName,
     pub text: Bytes,
-    /// The body of its jobs.
+    /// Body of its jobs.
     pub body: Bytes,
 }
 
 /// The result of placing a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Landed {
-    /// When, by the store's time of day.
+    /// By the store's time of day.
     pub at: Millis,
     pub placed: Placed,
 }
 
-/// A schedule, as it is stored.
+/// A stored schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredSchedule {
     pub id: ScheduleId,
     pub version: ScheduleVersion,
     pub state: ScheduleState,
-    /// When it is due to be looked at; `None`: never.
+    /// Time of the next check; `None`: never.
     pub next: Option<Millis>,
     pub setting: ScheduleSetting,
     pub progress: Bytes,
-    /// Of the step that wrote `progress`.
+    /// Result of the step that wrote `progress`.
     pub landed: Option<Landed>,
 }
 
-/// What is known of every schedule, also of one that a newer server wrote.
+/// Fields of every record, including those of newer versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     pub revision: u64,
     pub state: ScheduleState,
     pub next: Option<Millis>,
-    /// The server that wrote it, which tries first when it is due.
+    /// The server that wrote the record. It tries first when the schedule is due.
     pub server: Box<str>,
     /// Version of the zone database that `next` was computed with.
     pub zones: Box<str>,
@@ -122,7 +122,7 @@ struct LandedText {
     /// The job that it replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     replaced: Option<String>,
-    /// No job was stored: this one lives.
+    /// No job was stored, because this one holds the key.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     duplicate: bool,
 }
@@ -166,13 +166,13 @@ impl ScheduleSetting {
 }
 
 impl StoredSchedule {
-    /// The queue of its jobs.
+    /// Returns the queue of its jobs.
     pub fn queue(&self) -> Queue {
         Queue { namespace: self.id.namespace.clone(), name: self.setting.queue.clone() }
     }
 
-    /// Reads a record. The setting and the progress are their owner's to read. A record that is not whole comes without
-    /// them, as a broken one that is never due: so it is shown, and can be deleted.
+    /// Decodes a record, but not its setting and progress. A damaged record is returned without both, as a broken
+    /// schedule that is never due, so that it is shown and can be deleted.
     pub fn read(id: ScheduleId, record: &Record) -> StoredSchedule {
         let damaged = || StoredSchedule {
             id: id.clone(),
@@ -203,7 +203,7 @@ impl StoredSchedule {
     }
 }
 
-/// How many schedules there may be.
+/// Maximum number of schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduleBounds {
     pub of_namespace: u64,
@@ -214,31 +214,31 @@ pub struct ScheduleBounds {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleStep {
     pub id: ScheduleId,
-    /// `None`: there is no such schedule.
+    /// `None`: the schedule must not exist.
     pub expected: Option<ScheduleVersion>,
     pub put: SchedulePut,
 }
 
-/// What is written, and the job that is published before.
+/// A record to write, and the job to publish first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulePut {
     pub setting: ScheduleSetting,
-    /// The setting is another one: so is the revision.
+    /// Whether the setting changes, and therefore the revision.
     pub is_change: bool,
     pub state: ScheduleState,
     pub next: Option<Millis>,
     pub progress: Bytes,
-    /// The result of a job that is stored already.
+    /// Result of a job that is stored already.
     pub landed: Option<Landed>,
-    /// Looked at where the schedule is new.
+    /// Checked if the schedule is new.
     pub bounds: ScheduleBounds,
-    /// Published before anything is written.
+    /// Published before the record is written.
     pub job: Option<Publication>,
-    /// Nothing is done before this time of day.
+    /// Earliest time of day of this step.
     pub not_before: Millis,
     /// Version of the zone database that `next` was computed with.
     pub zones: Box<str>,
-    /// Nothing is written: what would become of it is answered. It has no job.
+    /// Writes nothing, and returns what would happen. Has no job.
     pub dry: bool,
 }
 
@@ -254,7 +254,7 @@ impl SchedulePut {
             queue: self.setting.queue.to_string(),
             landed: self.landed.map(LandedText::of),
         };
-        // Names and numbers: there is nothing in it that JSON cannot say.
+        // Names and numbers always encode as JSON.
         let head = serde_json::to_vec(&head).unwrap_or_default();
         let ScheduleSetting { text, body, .. } = &self.setting;
         let mut value =
@@ -272,20 +272,21 @@ impl SchedulePut {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stepped {
     Done {
-        /// Of the record now.
+        /// New version of the record.
         version: ScheduleVersion,
-        /// The result of the job, if there was one.
+        /// Result of the job, if any.
         landed: Option<Landed>,
     },
-    /// The job was not stored: [`Mismatch`](Published::Mismatch) or [`Conflict`](Published::Conflict). Nothing has changed.
+    /// The job was not stored, because of a [`Mismatch`](Published::Mismatch) or [`Conflict`](Published::Conflict).
+    /// Nothing has changed.
     NotPlaced(Published),
-    /// The store refuses this job alone, for this reason. Nothing has changed.
+    /// The store rejects this job itself, for this reason. Nothing has changed.
     Refused(String),
-    /// The schedule is another one than was expected. Its record has not changed.
+    /// The record is not the expected one, and has not changed.
     Stale,
     /// The store's time of day is before `not_before`. Nothing has changed.
     TooEarly,
-    /// There are as many schedules as there may be. Nothing has changed.
+    /// The maximum number of schedules exists already. Nothing has changed.
     TooMany,
 }
 

@@ -12,7 +12,8 @@ const AT_A_TIME: usize = 64;
 /// A step of [`follow`].
 #[derive(Debug)]
 pub enum RecordChange {
-    /// All records follow, up to [`End`](RecordChange::End). What was known before and is not among them is gone.
+    /// All records follow, up to [`End`](RecordChange::End). Those known before and not among them are deleted, and those
+    /// known in a later version were lost by a failover.
     Begin,
     Put(String, Record),
     /// It was deleted, no later than by this version.
@@ -20,13 +21,14 @@ pub enum RecordChange {
     End,
 }
 
-/// Reports the records of `prefix` that have changed since `since`, and advances it. A record is reported as it is when it
-/// is read, which may be later than its change. After an error `since` stays, so that the next call reports them again; a
-/// [`Begin`](RecordChange::Begin) may then come without its end.
+/// Reports the records of `prefix` that have changed since `since`, and advances it; changes that `is_known` are not
+/// read. A record is reported as it is when it is read, which may be later than its change. After an error `since`
+/// stays, so that the next call reports them again; a [`Begin`](RecordChange::Begin) may then come without its end.
 pub async fn follow(
     store: &dyn SettingsStore,
     prefix: &str,
     since: &mut SettingVersion,
+    is_known: impl Fn(&str, SettingVersion) -> bool + Sync,
     mut see: impl FnMut(RecordChange) + Send,
 ) -> Result<()> {
     loop {
@@ -49,7 +51,10 @@ pub async fn follow(
             }
             Some(keys) => {
                 let is_last = changes.version == *since;
-                let keys: Vec<String> = BTreeSet::from_iter(keys).into_iter().collect();
+                let is_empty = keys.is_empty();
+                let unknown = keys.into_iter().filter(|(key, version)| !is_known(key, *version));
+                let keys: Vec<String> =
+                    BTreeSet::from_iter(unknown.map(|(key, _)| key)).into_iter().collect();
                 for some in keys.chunks(AT_A_TIME) {
                     let records = together::try_all(some.iter().map(|key| store.get(key))).await?;
                     for (key, record) in some.iter().cloned().zip(records) {
@@ -60,7 +65,7 @@ pub async fn follow(
                     }
                 }
                 *since = changes.version;
-                if is_last || keys.is_empty() {
+                if is_last || is_empty {
                     return Ok(());
                 }
             }

@@ -64,9 +64,9 @@ pub struct Page {
 pub struct SettingChanges {
     /// Version to continue from: all changes up to it are included.
     pub version: SettingVersion,
-    /// The keys that were put or deleted, in order, some perhaps more than once. `None`: any may have changed, since
-    /// there were too many changes or the store has lost its newest writes.
-    pub keys: Option<Vec<String>>,
+    /// The keys that were put or deleted, each with the version of that change, in order, some perhaps more than once.
+    /// `None`: any may have changed, since there were too many changes or the store has lost its newest writes.
+    pub keys: Option<Vec<(String, SettingVersion)>>,
 }
 
 impl SettingChanges {

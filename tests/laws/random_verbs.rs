@@ -76,6 +76,8 @@ impl Run<'_> {
     }
 
     async fn place(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
+        // Before its own jobs are made: no caller replaces one of those.
+        let replaces = (self.random.below(5) == 0).then(|| self.any_published());
         let mut jobs = Vec::new();
         for _ in 0..1 + self.random.below(3) {
             let job = self.new_job(&q);
@@ -97,7 +99,6 @@ impl Run<'_> {
             fingerprint: [self.random.below(2) as u8; 16],
             kind: OnceKind::Request,
         });
-        let replaces = (self.random.below(5) == 0).then(|| self.any_published());
         let publication = Publication { jobs, replaces, once };
         self.log.push(format!("publish with {publication:?}"));
         let answers = (engine.publish(publication.clone()).await, self.model.publish(publication).await);
