@@ -5,14 +5,18 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ahash::HashMap;
+use parking_lot::Mutex;
 
-use super::stored::{Head, ScheduleId, ScheduleState};
+use super::stored::{Head, ScheduleBounds, ScheduleId, ScheduleState};
 use crate::clock::Millis;
 use crate::name::Namespace;
 use crate::settings::SettingVersion;
 
 /// Time for which other servers leave a due schedule to the one that wrote its record.
 pub const GRACE: Millis = 250;
+
+/// With less room than this, other servers' latest schedules count.
+const NEAR: u64 = 1000;
 
 /// Entry of one schedule.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +51,8 @@ pub struct Index {
     of_namespace: HashMap<Namespace, OfNamespace>,
     /// Number of records seen, by the zone database that computed them.
     by_zones: BTreeMap<Box<str>, u64>,
+    /// Schedules being created by this server, each with its number of callers.
+    creating: BTreeMap<ScheduleId, usize>,
     /// While all records are read: the schedules not read again yet.
     unmet: Option<BTreeSet<ScheduleId>>,
 }
@@ -57,6 +63,42 @@ pub struct Due {
     pub ids: Vec<ScheduleId>,
     /// When another one is due, possibly already; `None`: never.
     pub next: Option<Millis>,
+}
+
+/// Counts a schedule that is being created, until this is dropped.
+#[derive(Debug)]
+pub struct Creating<'a> {
+    index: &'a Mutex<Index>,
+    id: ScheduleId,
+}
+
+impl Creating<'_> {
+    /// Begins to create a schedule. `None` if there is no room for it.
+    pub fn begin<'a>(
+        index: &'a Mutex<Index>,
+        id: &ScheduleId,
+        bounds: ScheduleBounds,
+    ) -> Option<Creating<'a>> {
+        let mut locked = index.lock();
+        let is_counted = locked.creating.contains_key(id);
+        if !is_counted && locked.room(&id.namespace, bounds) == 0 {
+            return None;
+        }
+        *locked.creating.entry(id.clone()).or_default() += 1;
+        Some(Creating { index, id: id.clone() })
+    }
+}
+
+impl Drop for Creating<'_> {
+    fn drop(&mut self) {
+        let mut index = self.index.lock();
+        if let Entry::Occupied(mut callers) = index.creating.entry(self.id.clone()) {
+            *callers.get_mut() -= 1; // `begin` has added it
+            if *callers.get() == 0 {
+                callers.remove();
+            }
+        }
+    }
 }
 
 impl Index {
@@ -162,6 +204,22 @@ impl Index {
         self.of_namespace.get(namespace).map_or(0, |of| of.count)
     }
 
+    /// Returns how many more schedules a namespace may have, also counting those being created.
+    fn room(&self, namespace: &Namespace, bounds: ScheduleBounds) -> u64 {
+        let new = self.creating.keys().filter(|id| !self.known.contains_key(*id));
+        let (mut all, mut of_namespace) = (self.len(), self.of_namespace(namespace));
+        for id in new {
+            all += 1;
+            of_namespace += u64::from(id.namespace == *namespace);
+        }
+        bounds.of_pool.saturating_sub(all).min(bounds.of_namespace.saturating_sub(of_namespace))
+    }
+
+    /// Returns whether a namespace or the pool is near its bound.
+    pub fn is_near(&self, namespace: &Namespace, bounds: ScheduleBounds) -> bool {
+        self.room(namespace, bounds) < NEAR
+    }
+
     /// Returns the size of a schedule's setting; 0 if it does not exist.
     pub fn bytes(&self, id: &ScheduleId) -> u64 {
         self.known.get(id).map_or(0, |known| known.bytes)
@@ -249,6 +307,22 @@ mod tests {
         }
         assert_eq!(index.due(0, 9, 9).ids, [id("t")], "the one that was not read again was deleted");
         assert_eq!(index.of_namespace(&id("s").namespace), 1);
+    }
+
+    /// Guards against bounds that concurrent creations exceed, and against schedules that count twice.
+    #[test]
+    fn schedules_being_created_count_once() {
+        let index = Mutex::new(Index::new("me".into()));
+        let bounds = ScheduleBounds { of_namespace: 2, of_pool: 9 };
+        let begin = |name| Creating::begin(&index, &id(name), bounds);
+        let (first, second) = (begin("a"), begin("b"));
+        assert!(first.is_some() && second.is_some() && begin("a").is_some(), "two names");
+        assert!(begin("c").is_none(), "a third name");
+        index.lock().see(&id("a"), 1, Some((&head("me", None), 1)));
+        assert!(begin("c").is_none(), "one is stored, one is being created");
+        drop((first, second));
+        let third = begin("c");
+        assert!(third.is_some() && begin("d").is_none(), "one is stored and one is being created");
     }
 
     /// Guards against a schedule that is not looked at because a failover has lost what was last decided of it.

@@ -5,13 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout};
 
-use super::index::{Due, GRACE, Index};
+use super::index::{Creating, Due, GRACE, Index};
 use super::stored::{
     Head, Landed, ScheduleId, SchedulePut, ScheduleState, ScheduleStep, ScheduleVersion, Stepped,
     StoredSchedule,
@@ -96,8 +97,8 @@ pub struct ScheduleStore {
     index: Mutex<Index>,
     /// The version up to which the index was read, and when.
     followed: AsyncMutex<(SettingVersion, Option<Instant>)>,
-    /// Held while a schedule is created, so that this server does not exceed the bounds.
-    creating: AsyncMutex<()>,
+    /// The latest known upper bound on the revisions of deleted schedules.
+    known_floor: AtomicU64,
 }
 
 impl ScheduleStore {
@@ -119,7 +120,7 @@ impl ScheduleStore {
             quotas,
             index: Mutex::new(Index::new(server.into())),
             followed: AsyncMutex::default(),
-            creating: AsyncMutex::default(),
+            known_floor: AtomicU64::new(0),
         }
     }
 
@@ -338,23 +339,22 @@ impl ScheduleStore {
 
     /// Writes a schedule that does not exist. It has no job.
     async fn create(&self, id: &ScheduleId, put: SchedulePut) -> Result<Stepped> {
-        let _one = self.creating.lock().await;
-        self.follow(Duration::ZERO).await?;
-        let (of_namespace, all) = {
-            let index = self.index.lock();
-            (index.of_namespace(&id.namespace), index.len())
-        };
-        if of_namespace >= put.bounds.of_namespace || all >= put.bounds.of_pool {
-            return Ok(Stepped::TooMany);
+        self.follow(FOLLOW).await?;
+        if self.index.lock().is_near(&id.namespace, put.bounds) {
+            // Other servers may have created some since.
+            self.follow(Duration::ZERO).await?;
         }
+        let Some(_counted) = Creating::begin(&self.index, id, put.bounds) else {
+            return Ok(Stepped::TooMany);
+        };
         self.admit(id, &put, true).await?;
-        let mut revision = self.floor().await?.0 + 1;
         if put.dry {
-            let version = ScheduleVersion { revision, record: 0 };
+            let version = ScheduleVersion { revision: self.floor().await?.0 + 1, record: 0 };
             return Ok(Stepped::Done { version, landed: None });
         }
+        let mut revision = self.known_floor.load(Ordering::Relaxed) + 1;
         let mut stepped = self.write(id, revision, None, &put).await?;
-        // A schedule of this name may have been deleted since the floor was read.
+        // A schedule of this name that was deleted before has raised the floor before.
         while let Stepped::Done { version, .. } = stepped {
             let floor = self.floor().await?.0;
             if floor < revision {
@@ -371,6 +371,7 @@ impl ScheduleStore {
         let Some(record) = self.settings.get(&self.floor).await? else { return Ok((0, None)) };
         let floor = std::str::from_utf8(&record.value).ok().and_then(|text| text.parse().ok());
         let floor = floor.ok_or_else(|| Error::corrupt("the revision of deleted schedules"))?;
+        self.known_floor.store(floor, Ordering::Relaxed);
         Ok((floor, Some(record.version)))
     }
 
