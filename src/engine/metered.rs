@@ -43,7 +43,7 @@ impl Metered {
         result
     }
 
-    /// A step was for so many jobs. One without any says nothing.
+    /// Records the number of jobs of a step. A step without jobs is not recorded.
     fn batch(&self, operation: Operation, jobs: usize) {
         if jobs > 0 {
             self.metrics.batch(operation, jobs);

@@ -22,8 +22,8 @@
 //! - **One clock.** Delays, ttl and ttr count by [`Engine::now`]'s clock, the store's, and to the millisecond at least. A
 //!   job is never delivered early. Instants that a method takes or returns are in the store's
 //!   [time of day](Engine::time_of_day).
-//! - **Order.** A queue is first in, first out. Jobs due at the same time become ready in the order in which
-//!   their timers were set: delayed ones in publish order, running ones in the order of delivery.
+//! - **Order.** A queue is first in, first out. Jobs due at the same time become ready in the order of setting
+//!   their timers: delayed ones in publish order, running ones in the order of delivery.
 //! - **TTL.** A job whose ttl has ended is never delivered or peeked, and its space is freed. A dead job has no ttl.
 //! - **Keys.** A [`JobKey`] belongs to at most one delayed, ready or running job of its queue. The step that acks,
 //!   cancels, replaces, destroys or kills that job, and its expiry, free the key. A dead job has no key.
@@ -43,7 +43,7 @@
 //! | Which queue is served first? | the dispatcher | by the order of the [`QueueList`] of each consume; the store knows no weights |
 //! | Is the quota of a namespace used up? | the store | in the step that publishes |
 //! | Is an equal request in flight in this process? | HTTP | the store executes one of them first, and replays it to the other |
-//! | What is the text of a response? | HTTP | a store keeps the ids of an idempotent publish, no text |
+//! | Which text does a response have? | HTTP | a store keeps the ids of an idempotent publish, no text |
 //! | Limits, sizes, defaults | HTTP | invalid input never reaches a store |
 
 pub mod backup;
@@ -84,7 +84,7 @@ use crate::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 
 /// Maximum number of jobs of one [`Engine::publish`].
 pub const MAX_PUBLISH: usize = 64;
-/// Maximum number of jobs that one [`Engine::consume`] may request.
+/// Maximum number of jobs of one [`Engine::consume`].
 pub const MAX_CONSUME: usize = 128;
 /// A fetch ends after this many bytes of bodies, or one job: they are held in memory.
 pub const MAX_CONSUME_BYTES: usize = 8 << 20;
@@ -159,8 +159,8 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Makes a delayed job ready at once, after all ready ones. Its ttl, tries and key stay.
     async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted>;
 
-    /// Returns a page of a queue's jobs in one state, in the order of delivery; dead ones in the order in which they
-    /// died. Work and result of one call are bounded, for any number of jobs. Over all pages a job that stays in this
+    /// Returns a page of a queue's jobs in one state, in the order of delivery; dead ones in the order of their
+    /// deaths. Work and result of one call are bounded, for any number of jobs. Over all pages a job that stays in this
     /// state is returned once. A running one that is touched meanwhile moves: it may be returned twice, or not at all.
     /// `None` if the cursor does not belong to this store and state.
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>>;
@@ -219,7 +219,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>>;
 
     /// Attaches a notifier of queues that may have new ready jobs: called at once if this process made them ready, soon if
-    /// another one did and the queue is [watched](Engine::watch).
+    /// another process did and the queue is [watched](Engine::watch).
     fn attach(&self, notifier: Weak<dyn Notifier>);
 
     /// Watches a queue that a consumer waits for. The notifier says for how long.

@@ -18,7 +18,7 @@ const MOST_BEFORE: usize = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Run {
     Real,
-    /// Writes nothing, and returns what the store would do.
+    /// Writes nothing, and returns the result that the store would give.
     Dry,
     /// Like `Dry`, without checking the store's bounds. Returns the current revision.
     Unasked,

@@ -61,7 +61,7 @@ pub struct Index {
 #[derive(Debug, Default)]
 pub struct Due {
     pub ids: Vec<ScheduleId>,
-    /// When another one is due, possibly already; `None`: never.
+    /// Due time of the next schedule, possibly past; `None`: never. Exact up to [`GRACE`] from now.
     pub next: Option<Millis>,
 }
 
@@ -129,7 +129,8 @@ impl Index {
         (bytes != bytes_before).then_some(total)
     }
 
-    /// Counts a schedule of a namespace that replaces another one, each with its size. Returns the total size.
+    /// Updates the counts of a namespace for a replaced schedule; `before` and `after` are existence and size. Returns the
+    /// total size.
     fn count(&mut self, namespace: &Namespace, before: (bool, u64), after: (bool, u64)) -> u64 {
         let of = self.of_namespace.entry(namespace.clone()).or_default();
         // The schedule before was counted.
@@ -182,14 +183,14 @@ impl Index {
         self.known.get(id).is_some_and(|known| known.version >= version && !known.may_be_lost)
     }
 
-    /// Begins a reading of all records. Whatever it reads replaces the records known now, also later ones: a failover has
-    /// lost those.
+    /// Begins a reading of all records. Records that it reads replace the entries known now, also later ones, which a
+    /// failover has lost.
     pub fn begin(&mut self) {
         self.known.values_mut().for_each(|known| known.may_be_lost = true);
         self.unmet = Some(self.known.keys().cloned().collect());
     }
 
-    /// All records were read. Returns those that were known and not among them: they were deleted.
+    /// Ends a reading of all records. Returns the known schedules that it did not read: they were deleted.
     pub fn end(&mut self) -> BTreeSet<ScheduleId> {
         self.unmet.take().unwrap_or_default()
     }
@@ -239,6 +240,10 @@ impl Index {
         let mut due = Due::default();
         let upcoming = self.due.range(from..).flat_map(|(next, ids)| ids.iter().map(move |id| (*next, id)));
         for (next, id) in upcoming {
+            // Nothing from here on is due before the known next one.
+            if due.next.is_some_and(|known| known <= next) {
+                break;
+            }
             let is_own = self.known.get(id).is_some_and(|known| known.is_own);
             let at = if is_own { next } else { next.saturating_add(GRACE) };
             if at <= now && due.ids.len() < limit {
@@ -246,7 +251,8 @@ impl Index {
                 continue;
             }
             due.next = Some(due.next.map_or(at, |known| known.min(at)));
-            if next > now || due.ids.len() >= limit {
+            // The next check comes before anything later is due.
+            if due.ids.len() >= limit || next > now.saturating_add(GRACE) {
                 break;
             }
         }
@@ -271,8 +277,8 @@ mod tests {
         serde_json::from_value(text).expect("a head")
     }
 
-    /// Guards against two servers that place every occurrence at the same moment, and against one that is left alone when
-    /// its server is gone.
+    /// Guards against two servers that place every occurrence at the same moment, and against a schedule that stops when
+    /// its server dies.
     #[test]
     fn who_placed_it_last_goes_first() {
         let mut index = Index::new("me".into());
@@ -289,7 +295,7 @@ mod tests {
         assert_eq!((index.len(), index.counts()[0]), (3, 3));
     }
 
-    /// Guards against what is read late and takes the place of what this server has written since.
+    /// Guards against a late reading that replaces a newer record of this server.
     #[test]
     fn what_is_older_is_ignored() {
         let mut index = Index::new("me".into());
@@ -325,7 +331,7 @@ mod tests {
         assert!(third.is_some() && begin("d").is_none(), "one is stored and one is being created");
     }
 
-    /// Guards against a schedule that is not looked at because a failover has lost what was last decided of it.
+    /// Guards against a schedule that is never checked because a failover has lost its latest record.
     #[test]
     fn what_a_failover_has_lost_is_replaced() {
         let mut index = Index::new("me".into());

@@ -81,7 +81,7 @@ impl Scheduler {
         let wait = match () {
             () if taken.moved || self.late.has_more() => Duration::ZERO,
             () if taken.stale => STALE_PAUSE,
-            // Another server processes what this one cannot read, or has a newer zone database.
+            // Another server can read it, or has a newer zone database.
             () if is_left || taken.failed.is_some() => LONGEST_RETRY,
             () => {
                 self.late.rest(woken_times);

@@ -1,5 +1,5 @@
-//! One check of a schedule: decides what is due now, publishes its job, and writes the outcome together with the time of
-//! the next check.
+//! One check of a schedule: decides the occurrence that is due, publishes its job, and writes the outcome together with
+//! the time of the next check.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub enum Looked {
     Postponed,
     /// Another server has taken a step.
     Stale,
-    /// The store's time of day went back.
+    /// The store's time of day was set back.
     Early,
 }
 

@@ -106,7 +106,7 @@ impl Schedule {
         Schedule { id, version, setting, created_at: now, changed_at: now, state }
     }
 
-    /// Creates a schedule that replaces an unreadable one. Keeps what is readable: creation time, history, pause. Nothing
+    /// Creates a schedule that replaces an unreadable one. Keeps the readable fields: creation time, history, pause. Nothing
     /// before now is owed.
     pub fn anew(stored: StoredSchedule, given: &Given, now: Millis, zones: &Zones) -> Schedule {
         let mut schedule = Schedule::new(stored.id, given.setting.clone(), now, zones);

@@ -57,7 +57,7 @@ impl Scheduler {
         let landed = Landed { at: self.store.now(), placed };
         let outcome = entry_of(due, Became::Run, landed).outcome;
         self.metrics.occurrences(outcome.as_str(), 1);
-        // The job is stored: after an error the caller would publish another one.
+        // The job is stored: after an error the caller would publish a second job.
         if let Err(error) = self.tell_run(schedule, due, landed).await {
             tracing::warn!(pool = %self.pool, schedule = %id, ?error, "a job was placed, and the schedule does not show it");
         }
@@ -86,7 +86,7 @@ impl Scheduler {
     }
 }
 
-/// Returns the result of an earlier request, or the reason why this one stored nothing.
+/// Returns the result of an earlier request, or the reason for storing nothing.
 fn ran(published: Published) -> Ran {
     match published {
         Published::Replay(placed) | Published::Done(placed) => match placed.first() {

@@ -50,7 +50,7 @@ pub struct SchedulePage {
 pub enum DueList {
     /// The earliest ones, up to this many.
     Now(usize),
-    /// The earliest of those that became due within this time, up to this many.
+    /// The earliest that became due within this time, up to this many.
     Within(usize, Duration),
 }
 
@@ -61,7 +61,7 @@ pub struct DueSchedules {
     pub now: Millis,
     /// Ordered by due time.
     pub schedules: Vec<StoredSchedule>,
-    /// Time until another one is due, at most [`FOLLOW`]: zero if one is due already.
+    /// Time until the next schedule is due, at most [`FOLLOW`]: zero if one is due already.
     pub next: Duration,
     /// Number of all schedules by state, in the order of [`ScheduleState::ALL`].
     pub counts: [u64; ScheduleState::ALL.len()],
@@ -95,7 +95,7 @@ pub struct ScheduleStore {
     /// Counts the sizes of settings toward quotas.
     quotas: Arc<QuotaManager>,
     index: Mutex<Index>,
-    /// The version up to which the index was read, and when.
+    /// Version that the index has reached, and when it was read.
     followed: AsyncMutex<(SettingVersion, Option<Instant>)>,
     /// The latest known upper bound on the revisions of deleted schedules.
     known_floor: AtomicU64,

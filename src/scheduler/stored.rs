@@ -57,7 +57,7 @@ impl ScheduleState {
     }
 }
 
-/// Version of a record that a step expects. Each step creates another one.
+/// Version of a record that a step expects. Each step creates a new version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScheduleVersion {
     /// Grows with each change of the setting, and is never reused for a name.
@@ -97,7 +97,7 @@ pub struct StoredSchedule {
     pub landed: Option<Landed>,
 }
 
-/// Fields of every record, including those of newer versions.
+/// Fields of every record, in this and all newer versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     pub revision: u64,
@@ -122,7 +122,7 @@ struct LandedText {
     /// The job that it replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     replaced: Option<String>,
-    /// No job was stored, because this one holds the key.
+    /// No job was stored, because this job holds the key.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     duplicate: bool,
 }

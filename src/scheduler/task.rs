@@ -1,6 +1,6 @@
 //! The task that places occurrences that are due now. It reads due schedules, processes them concurrently, and repeats;
 //! when none is due it sleeps until the next one, or until other servers' changes are read. Occurrences that have been
-//! due for longer, and those being caught up, are left to the task in `late`, so that no backlog delays this one.
+//! due for longer, and those being caught up, are left to the task in `late`, so that no backlog delays this task.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 /// Delay after a failure; it doubles with each further one, up to `LONGEST_RETRY`.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 pub(super) const LONGEST_RETRY: Duration = Duration::from_secs(1);
-/// Delay after a check in which other servers were faster each time.
+/// Delay after a check where other servers were always faster.
 pub(super) const STALE_PAUSE: Duration = Duration::from_millis(10);
 /// Maximum number of schedules read at a time.
 pub(super) const MAX_DUE: usize = 256;
@@ -76,7 +76,7 @@ impl Retry {
                 self.0 = None;
                 next
             }
-            // The retry includes whatever becomes due meanwhile.
+            // The retry includes schedules that become due meanwhile.
             Err(_) => {
                 next.min(*self.0.insert(self.0.map_or(FIRST_RETRY, |last| LONGEST_RETRY.min(last * 2))))
             }
@@ -150,7 +150,7 @@ impl Scheduler {
                 self.take_now(&due, &mut taken).await;
             }
         }
-        // Another server may be about to process what this one cannot.
+        // Another server may be about to process schedules that this server cannot.
         let wait = match due.next {
             _ if taken.moved => Duration::ZERO,
             next if taken.stale => next.clamp(STALE_PAUSE, LONGEST_RETRY),

@@ -1,4 +1,4 @@
-//! Reasons for which a schedule's record could not be written at all. The next record written for missed occurrences
+//! Reasons why a schedule's record could not be written at all. The next record written for missed occurrences
 //! includes them.
 
 use ahash::HashMap;

@@ -1,4 +1,4 @@
-//! Deliveries and give-backs: which store is called, and in which order.
+//! Deliveries and give-backs: the store to call, and the order of calls.
 
 use std::ops::Range;
 use std::time::Duration;

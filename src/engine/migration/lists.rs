@@ -45,7 +45,7 @@ impl TwoStores {
             self.old.list_queues(namespace, after, limit),
             self.new.list_queues(namespace, after, limit)
         )?;
-        // After the end of either page the other one may lack queues.
+        // After the end of either page the other page may lack queues.
         let end = [&old.next, &new.next].into_iter().flatten().min().cloned();
         let mut all: BTreeMap<QueueName, QueueView> = BTreeMap::new();
         for view in old.queues.into_iter().chain(new.queues) {

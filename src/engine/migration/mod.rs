@@ -16,7 +16,7 @@
 //!
 //! **Order.** Within a queue the old store's jobs go first. Within a list, the first queue's jobs go first, in either
 //! store: if the old store delivers jobs of a later queue, the new one is called for the queues before it, and if it has
-//! jobs, those of the old store are returned. A list of jobs begins with the old store's.
+//! jobs, the old store's jobs are returned. A list of jobs begins with the old store's.
 //!
 //! **An old store that is unavailable or hangs** does not delay calls that the new one can serve. Calls wait for it up to
 //! [`PATIENCE`], a little longer while it is slow; then the new store's reply counts. By call:
@@ -29,11 +29,11 @@
 //! - ack succeeds when the new store had all of the jobs, and fails otherwise.
 //! - republish succeeds once the new job is stored. The old job is acked once the old store replies again.
 //! - touch and release succeed when the new store has the job, and fail otherwise.
-//! - Jobs given back to the old store return later, those of the new one at once.
+//! - Jobs given back to the old store return later, jobs of the new store at once.
 //! - Calls that change many jobs (destroy, respawn, delete_dead) fail and change nothing: the oldest jobs are in the old
 //!   store. Lists fail, and so do publishes with a job key or an idempotency key: the key may be taken, or the call may
 //!   have been executed, in the old store.
-//! - Occurrences of schedules without a job key are published: the new store remembers those that it has published.
+//! - Occurrences of schedules without a job key are published: the new store remembers its own publishes.
 //! - Statistics of the pool fail, because operators use them to decide whether the old store is empty, and so does the
 //!   check, since a consumer may get an error.
 //!
