@@ -1,4 +1,4 @@
-//! Schedules as requests see them. One that cannot be read is shown all the same, can be deleted, and can be set anew.
+//! Schedules as requests see them. An unreadable one is shown too, and can be deleted or set again.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +12,24 @@ use crate::engine::{
 use crate::error::{Error, Result};
 use crate::name::{Namespace, QueueName, ScheduleName};
 
-/// A schedule that is there.
+/// A stored schedule.
 #[derive(Clone, Debug)]
 pub enum FoundSchedule {
     Whole(Schedule),
-    /// It was damaged, or a newer server wrote it.
+    /// It is damaged, or a newer server wrote it.
     Unreadable {
         stored: StoredSchedule,
         why: Error,
     },
 }
 
-/// A part of a namespace's schedules.
+/// A page of a namespace's schedules.
 #[derive(Debug)]
 pub struct Page {
     /// The store's time of day.
     pub now: Millis,
     pub schedules: Vec<FoundSchedule>,
-    /// Behind which name it goes on.
+    /// The name after which the next page begins.
     pub next: Option<ScheduleName>,
 }
 
@@ -75,7 +75,7 @@ impl FoundSchedule {
 }
 
 impl Scheduler {
-    /// A stored schedule, set right where a clock ran ahead.
+    /// Reads a stored schedule, corrected if a clock ran ahead.
     fn read(&self, stored: StoredSchedule, now: Millis) -> FoundSchedule {
         let mut found = FoundSchedule::read(stored);
         if let FoundSchedule::Whole(schedule) = &mut found {
@@ -84,13 +84,14 @@ impl Scheduler {
         found
     }
 
-    /// A schedule, and the store's time of day.
+    /// Returns a schedule, and the store's time of day.
     pub async fn get(&self, id: &ScheduleId) -> Result<(Schedule, Millis), NotChanged> {
         let (found, now) = self.find(id).await?;
         Ok((found.ok_or(NotChanged::NotFound)?.whole()?, now))
     }
 
-    /// Schedules of a namespace whose names begin with `prefix`, behind `after`. One that has moved is left out.
+    /// Returns schedules of a namespace whose names begin with `prefix`, after `after`, without
+    /// those moved to another pool.
     pub async fn page(
         &self,
         namespace: &Namespace,
@@ -106,13 +107,13 @@ impl Scheduler {
         Ok(Page { now: page.now, schedules, next: page.next })
     }
 
-    /// How many more schedules the pool takes.
+    /// Returns how many more schedules the pool accepts.
     pub async fn room(&self) -> Result<u64> {
         let there: u64 = self.engine.due_schedules(DueList::Now(1)).await?.counts.iter().sum();
         Ok(self.bounds.of_pool.saturating_sub(there))
     }
 
-    /// The names of a namespace's schedules, and their revisions.
+    /// Returns the names of a namespace's schedules, and their revisions.
     pub async fn names(&self, namespace: &Namespace) -> Result<BTreeMap<ScheduleName, u64>> {
         let (mut all, mut after) = (BTreeMap::new(), None);
         loop {
@@ -127,7 +128,7 @@ impl Scheduler {
         }
     }
 
-    /// A schedule, if it is there, and the store's time of day.
+    /// Returns a schedule if it exists, and the store's time of day.
     pub async fn find(&self, id: &ScheduleId) -> Result<(Option<FoundSchedule>, Millis), NotChanged> {
         let list = ScheduleList::One(id.name.clone());
         let page = self.engine.list_schedules(&id.namespace, list).await?;

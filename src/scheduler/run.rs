@@ -1,4 +1,4 @@
-//! A job of a schedule that somebody asks for, beside those that are due.
+//! Jobs of a schedule placed on request, in addition to due occurrences.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use crate::error::Error;
 use crate::job::{JobId, JobIds};
 use crate::schedule::{Became, Overlap};
 
-/// A job that somebody asked for.
+/// A requested job.
 #[derive(Clone, Debug)]
 pub struct Runs<'a> {
     pub ids: &'a JobIds,
-    /// The due time to show, in place of now.
+    /// Due time to show instead of now.
     pub at: Option<Millis>,
-    /// Makes it safe to repeat.
+    /// Idempotency key of the request.
     pub once: Option<Once>,
 }
 
-/// What became of it.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
     Placed {
@@ -29,14 +29,14 @@ pub enum Ran {
         due_at: Option<Millis>,
         replayed: bool,
     },
-    /// This job lives.
+    /// This job holds the key.
     Lives(JobId),
-    /// Another request has used the key.
+    /// Another request has used the idempotency key.
     Mismatch,
 }
 
 impl Scheduler {
-    /// Places one job now, and moves nothing.
+    /// Places one job now, without deciding any occurrence.
     pub async fn run(&self, id: &ScheduleId, runs: Runs<'_>) -> Result<Ran, NotChanged> {
         for _ in 0..TRIES {
             let (mut schedule, now) = self.get(id).await?;
@@ -78,7 +78,7 @@ impl Scheduler {
     }
 }
 
-/// What an earlier request did, or why this one did nothing.
+/// Returns the result of an earlier request, or the reason for storing nothing.
 fn ran(published: Published) -> Ran {
     match published {
         Published::Replay(placed) | Published::Done(placed) => match placed.first() {
