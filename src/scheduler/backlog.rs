@@ -13,9 +13,9 @@ use super::record::Schedule;
 use crate::clock::Millis;
 use crate::engine::ScheduleId;
 
-/// Maximum number of schedules catching up to keep. Further ones are read again from the store.
+/// Maximum number of entries of `going`. Further schedules are read again from the store.
 const MOST_GOING: usize = 1000;
-/// Maximum number of schedules that owe something to keep.
+/// Maximum number of entries of `owing`.
 const MOST_OWING: usize = 10_000;
 /// A schedule with a backlog is due again after this time, in case the server that catches up has died. If this were
 /// much shorter, schedules with a backlog would fill the list of due ones.
@@ -23,7 +23,7 @@ pub const TAKE_UP: Millis = 60_000;
 /// Age at which an entry of `owing` is dropped: another server may have placed the occurrence since.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
-/// Late occurrences.
+/// Late occurrences, and the wake-ups of the task for them.
 #[derive(Debug, Default)]
 pub struct Late {
     woken: Notify,
@@ -74,7 +74,7 @@ impl Late {
         self.woken_times() != self.done_times.load(Ordering::Acquire)
     }
 
-    /// Hands over a schedule with a backlog.
+    /// Hands a schedule with a backlog to the task, and wakes it.
     pub fn hand(&self, schedule: Schedule) {
         let mut going = self.going.lock();
         if going.len() < MOST_GOING || going.contains_key(&schedule.id) {

@@ -31,7 +31,7 @@ pub enum Looked {
     Postponed,
     /// The schedule has changed since it was read.
     Stale,
-    /// The store's time of day was set back.
+    /// The store's clock was set back to before the due time.
     Early,
 }
 
@@ -95,8 +95,8 @@ impl Plan {
 }
 
 impl Scheduler {
-    /// Returns the step that is due now. `next` is the stored time of the next check. `None`: nothing needs to be done
-    /// or written.
+    /// Returns the step to take now. `next` is the stored time of the next check. `None`: nothing is due and the record
+    /// is up to date, or a server with a newer zone database goes first.
     pub fn plan(&self, mut schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
         let is_set_right = self.set_right(&mut schedule, now);
         let Some(when) = schedule.when(&self.zones) else {

@@ -148,7 +148,7 @@ impl Schedule {
         Queue { namespace: self.id.namespace.clone(), name: self.setting.queue.clone() }
     }
 
-    /// Returns its instants; `None` if the zone database does not have its zone.
+    /// Returns its instants; `None` if this server's zone database does not have its zone.
     pub fn when(&self, zones: &Zones) -> Option<When> {
         self.setting.when(zones, self.state.progress.every_set_at)
     }
