@@ -245,8 +245,9 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// Takes one step of a schedule: compares the version of its record, stores the job as [`publish`](Engine::publish)
     /// does, and replaces the record, all in one step or nothing. As durable as a publish. Every occurrence is placed
-    /// by this method, so its job exists if and only if the record says that it was placed. If the store rejects the
-    /// job, the step fails as the publish would, and changes nothing.
+    /// by this method, so its job exists if and only if the record says that it was placed. If the job is not stored,
+    /// nothing has changed. In a cluster the job is in another partition than the record: it is published first, so
+    /// that a repeated step does not store it again, and an interrupted step is repeated.
     async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped>;
 
     /// Returns a page of a namespace's schedules, sorted by name. Work and result of one call are bounded. Over all

@@ -74,7 +74,7 @@ pub struct ScheduleVersion {
 /// The definition of a schedule. A store does not interpret `text`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleSetting {
-    /// The queue that its jobs are published to. A partitioned store keeps the schedule in a partition of this queue.
+    /// The queue that its jobs are published to.
     pub queue: QueueName,
     pub text: Bytes,
     /// The body of its jobs.
@@ -255,7 +255,7 @@ pub enum DueList {
     /// Like `Now`, but only schedules that became due within this time.
     Within(usize, Duration),
     /// A page of all schedules that have not moved to another store, due or not, without bodies and in any order:
-    /// `limit`, or a few more if the store is small. A schedule that exists throughout is in at least one of the pages,
+    /// `limit`, or a few more if there are few. A schedule that exists throughout is in at least one of the pages,
     /// even if steps change it meanwhile.
     Ever { from: Option<Cursor>, limit: usize },
 }

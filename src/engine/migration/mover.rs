@@ -295,7 +295,7 @@ impl Mover {
             }
             _ => return Err(Error::refused("the store that the pool moves to takes no schedule")),
         }
-        // The mark keeps only the name and the time of the move.
+        // The mark keeps only the names and the time of the move.
         let empty = ScheduleSetting { text: Bytes::new(), body: Bytes::new(), ..schedule.setting.clone() };
         let mark = put(None, Some(empty), &schedule);
         let mark = SchedulePut { progress: went.to_string().into(), landed: None, ..mark };
