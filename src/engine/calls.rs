@@ -241,7 +241,7 @@ pub enum How {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held<T> {
     Done(T),
-    /// The job exists, but this delivery of it is over. Nothing has changed.
+    /// The job exists, but this delivery of it has ended. Nothing has changed.
     NotYours,
     /// There is no such job. Nothing has changed.
     NotFound,

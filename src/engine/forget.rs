@@ -1,14 +1,14 @@
-//! Forgetting a queue: everything in it goes but the jobs that run, and then its name. Above the stores: only the last step
-//! is theirs.
+//! Deletes a queue with all its jobs except running ones, and its name. Built on the methods of [`Engine`]: only the
+//! last step is specific to a store.
 
 use super::{Engine, JobList, MAX_LISTED, Pausing};
 use crate::error::{Error, Result};
 use crate::job::JobState;
 use crate::name::Queue;
 
-/// Deletes the delayed, dead and ready jobs of a queue, ends its pause, and has the store forget its name. Running jobs are
-/// left to their holders; one that comes back brings the name back. So does a job that is published meanwhile. In bounded
-/// steps: a call that fails in between has deleted some of the jobs, and can be repeated.
+/// Deletes the delayed, dead and ready jobs of a queue, ends its pause, and removes its name. Running jobs continue;
+/// one that returns adds the name again, and so does a job published meanwhile. In bounded steps: a call that fails in
+/// between has deleted some of the jobs, and can be repeated.
 pub async fn forget(engine: &dyn Engine, queue: &Queue) -> Result<()> {
     let mut cursor = None;
     loop {
@@ -25,7 +25,7 @@ pub async fn forget(engine: &dyn Engine, queue: &Queue) -> Result<()> {
         }
     }
     engine.delete_dead(queue, u64::MAX).await?;
-    // Last, since delayed jobs become ready meanwhile.
+    // After the delayed jobs, because some may have become ready meanwhile.
     engine.destroy(queue).await?;
     engine.pause(queue, Pausing::Resumed).await?;
     engine.forget_queue(queue).await

@@ -1,5 +1,5 @@
-//! A wrapper that counts: every metric of an engine is recorded here, and nowhere else. What no answer says the engine
-//! tells its observer.
+//! A wrapper that records all metrics of an engine: from its replies, and as its observer for events that no reply
+//! contains.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -21,7 +21,7 @@ use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::metrics::{Metrics, Operation, PoolMetrics};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 
-/// An engine whose work is counted under its pool's name.
+/// An engine with metrics under its pool's name.
 #[derive(Debug)]
 pub struct Metered {
     inner: Arc<dyn Engine>,
@@ -29,7 +29,7 @@ pub struct Metered {
 }
 
 impl Metered {
-    /// Counts what `inner` does.
+    /// Wraps `inner`, and attaches the metrics as its observer.
     pub fn new(inner: Arc<dyn Engine>, pool: &PoolName, metrics: &Metrics) -> Metered {
         let metrics = metrics.engine.pool(pool);
         inner.observe(metrics.clone());
@@ -43,7 +43,7 @@ impl Metered {
         result
     }
 
-    /// A step was for so many jobs. One without any says nothing.
+    /// Records the number of jobs of a step, unless it is zero.
     fn batch(&self, operation: Operation, jobs: usize) {
         if jobs > 0 {
             self.metrics.batch(operation, jobs);
@@ -171,7 +171,7 @@ impl Engine for Metered {
 
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
         let found = self.step(Operation::Inspect, self.inner.inspect(queue, by, detail)).await?;
-        // A look by key is no fetch of a job.
+        // An inspection by key does not count as a fetch of a job.
         let is_fetched = found.is_some() && matches!(by, By::Id(_));
         self.metrics.counters.pool_get_jobs.inc_by(u64::from(is_fetched));
         Ok(found)
@@ -238,7 +238,7 @@ impl Engine for Metered {
         let pumped = self.step(Operation::Pump, self.inner.pump()).await?;
         self.metrics.counters.timer_due_jobs.inc_by(pumped.moved as u64);
         self.batch(Operation::Pump, pumped.moved);
-        // More is due than the store moves in one step.
+        // More jobs are due than the store moves in one step.
         let is_full = pumped.moved > 0 && pumped.next.is_zero();
         self.metrics.counters.timer_full_batches.inc_by(u64::from(is_full));
         Ok(pumped)

@@ -1,5 +1,5 @@
-//! The two forms of a respawn as their callers use them. In the trait they are one method, so that each store and wrapper
-//! treats them alike.
+//! The two forms of a respawn as their callers use them. In the trait they are one method, so that each store and
+//! wrapper treats them alike.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::job::JobId;
 use crate::name::Queue;
 
-/// Makes up to `limit` dead jobs ready at once, oldest first, each with one try and this ttl; `None` is forever. Returns
-/// how many.
+/// Makes up to `limit` dead jobs ready at once, oldest first, each with one try and this ttl; `None` is forever.
+/// Returns how many.
 pub async fn oldest(engine: &dyn Engine, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
     Ok(engine.respawn(queue, Respawn::Oldest { limit, ttl }).await?.count)
 }

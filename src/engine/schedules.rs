@@ -1,5 +1,5 @@
-//! Schedules as a store keeps them: records that it compares and replaces, and the job that it stores in the same step.
-//! A store knows neither expressions nor zones: whoever places says what comes next.
+//! Schedules as a store keeps them: records, replaced by compare-and-swap in the step that stores the job. A store
+//! knows neither cron expressions nor time zones: the scheduler computes when a schedule is due next.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::calls::{Cursor, Placed, Publication, Published};
 use crate::clock::Millis;
 use crate::name::{Namespace, Queue, QueueName, ScheduleName};
 
-/// Names a schedule within a pool.
+/// Identifies a schedule within a pool.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ScheduleId {
     pub namespace: Namespace,
@@ -24,17 +24,17 @@ impl fmt::Display for ScheduleId {
     }
 }
 
-/// What a schedule does, as its placer has said: a store counts by it.
+/// State of a schedule, set by the scheduler; a store only counts schedules by state.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ScheduleState {
     On,
     Paused,
-    /// Nothing can come any more.
+    /// No further occurrence is possible.
     Ended,
-    /// Its zone is in no database any more.
+    /// Its time zone is unknown.
     Broken,
-    /// It belongs to another store, which has it, or is about to get it from here if it has a `next`. From a wrapper of
-    /// several stores.
+    /// It belongs to another store. Without a `next` it has arrived there; with one, its move has begun and not ended.
+    /// Set by a wrapper of several stores.
     Moved,
 }
 
@@ -62,19 +62,19 @@ impl ScheduleState {
     }
 }
 
-/// Which form of a record a step expects. Each step makes another one.
+/// Version of a schedule's record, for compare-and-swap. Every step makes a new one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ScheduleVersion {
-    /// Grows with each change of the setting, and is never used twice for a name.
+    /// Grows with each change of the setting, and is never reused for a name.
     pub revision: u64,
-    /// How many steps were taken since that change.
+    /// Number of steps since that change.
     pub step: u64,
 }
 
-/// What decides about a schedule, in its owner's own terms.
+/// The definition of a schedule. A store does not interpret `text`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleSetting {
-    /// Where its jobs go: decides where a store of several parts keeps the schedule.
+    /// The queue that its jobs are published to.
     pub queue: QueueName,
     pub text: Bytes,
     /// The body of its jobs.
@@ -82,43 +82,43 @@ pub struct ScheduleSetting {
 }
 
 impl ScheduleSetting {
-    /// Of its text and its body.
+    /// Returns the bytes of text and body.
     pub fn bytes(&self) -> usize {
         self.text.len() + self.body.len()
     }
 }
 
-/// What the last step that had a job has done with it.
+/// Result of a job placed by a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Landed {
-    /// When, by the store's time of day.
+    /// When it was placed, by the store's time of day.
     pub at: Millis,
     pub placed: Placed,
 }
 
-/// A schedule, as it is stored.
+/// A schedule as stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredSchedule {
     pub id: ScheduleId,
     pub version: ScheduleVersion,
     pub state: ScheduleState,
-    /// From when on it is due to be looked at; `None`: never.
+    /// When it is due next; `None`: never.
     pub next: Option<Millis>,
-    /// Its body is empty where it was not asked for.
+    /// The body is empty if it was not requested.
     pub setting: ScheduleSetting,
     pub progress: Bytes,
-    /// Of the step that wrote `progress`.
+    /// Result of the job of the step that wrote `progress`; `None` if it had none.
     pub landed: Option<Landed>,
 }
 
 impl StoredSchedule {
-    /// The queue of its jobs.
+    /// Returns the queue of its jobs.
     pub fn queue(&self) -> Queue {
         Queue { namespace: self.id.namespace.clone(), name: self.setting.queue.clone() }
     }
 }
 
-/// How many schedules there may be.
+/// Maximum numbers of schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduleBounds {
     pub of_namespace: u64,
@@ -129,65 +129,65 @@ pub struct ScheduleBounds {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleStep {
     pub id: ScheduleId,
-    /// `None`: there is no such schedule.
+    /// The version that the record must have; `None`: the schedule must not exist.
     pub expected: Option<ScheduleVersion>,
     pub then: ScheduleThen,
 }
 
 impl ScheduleStep {
-    /// The job that it places.
+    /// Returns the job to place.
     pub fn job(&self) -> Option<&Publication> {
         let ScheduleThen::Put(put) = &self.then else { return None };
         put.job.as_ref()
     }
 
-    /// Bytes of the bodies and texts that it carries.
+    /// Returns the bytes of its bodies and texts.
     pub fn carried(&self) -> usize {
         let ScheduleThen::Put(put) = &self.then else { return 0 };
         let setting = put.setting.as_ref().map_or(0, ScheduleSetting::bytes);
         setting + put.progress.len() + put.job.as_ref().map_or(0, Publication::bytes)
     }
 
-    /// The queue of its job.
+    /// Returns the queue of its job.
     pub fn queue(&self) -> Option<Queue> {
         Some(self.job()?.jobs.first()?.job.queue.clone())
     }
 }
 
-/// What becomes of the schedule.
+/// What to do with the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScheduleThen {
     Put(Box<SchedulePut>),
-    /// Jobs stay.
+    /// Deletes the schedule. Its jobs stay.
     Delete,
 }
 
-/// What is written, and the job that goes with it.
+/// The new record, and the job stored in the same step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulePut {
-    /// `None`: as it is. Otherwise the revision is another one.
+    /// `None`: unchanged. A new setting gets a new revision.
     pub setting: Option<ScheduleSetting>,
-    /// In place of the next revision: from a wrapper of several stores.
+    /// Replaces the next revision. Set by a wrapper of several stores.
     pub revision: Option<u64>,
     pub state: ScheduleState,
     pub next: Option<Millis>,
     pub progress: Bytes,
-    /// What became of the last job, where this step has none: from a wrapper of several stores.
+    /// Result to record if this step has no job.
     pub landed: Option<Landed>,
-    /// Looked at where the schedule is new.
+    /// Checked if the schedule is new.
     pub bounds: ScheduleBounds,
-    /// Stored in the same step, or nothing of the step is done. All of one queue.
+    /// Stored in the same step; if it cannot be, nothing of the step is done. All of one queue.
     pub job: Option<Publication>,
-    /// Nothing is done before this time of day.
+    /// The step fails before this time of day.
     pub not_before: Millis,
-    /// What `next` was computed with, in its placer's own terms: a store counts by it. Empty: it is not counted.
+    /// Version of the data that `next` was computed with: a store counts steps by it. Empty: not counted.
     pub by: Box<str>,
-    /// Nothing is written: what would become of it is answered. It has no job.
+    /// Checks the step and writes nothing. It has no job.
     pub dry: bool,
 }
 
 impl SchedulePut {
-    /// One that changes no setting and has no job. Of a schedule that is there.
+    /// Returns a step for an existing schedule that changes no setting and has no job.
     pub fn plain(
         state: ScheduleState,
         next: Option<Millis>,
@@ -200,33 +200,34 @@ impl SchedulePut {
     }
 }
 
-/// What became of a [`ScheduleStep`].
+/// Result of a [`ScheduleStep`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stepped {
     Done {
-        /// Of the record now; of a deleted one, what it was.
+        /// Of the new record; of a deleted one, its last version.
         version: ScheduleVersion,
-        /// What became of the job, if there was one, and when.
+        /// The result of the job, if there was one.
         landed: Option<Landed>,
     },
-    /// The job was not stored for that: [`Replay`](Published::Replay), [`Mismatch`](Published::Mismatch) or
+    /// The job was not stored: [`Replay`](Published::Replay), [`Mismatch`](Published::Mismatch) or
     /// [`Conflict`](Published::Conflict). Nothing has changed.
     NotPlaced(Published),
-    /// The store refuses this job alone, for this reason. Nothing has changed.
+    /// The store rejects this job, for this reason. Nothing has changed.
     Refused(String),
-    /// The schedule is another one than was expected. Nothing has changed.
+    /// The schedule has another version than expected. Nothing has changed.
     Stale,
     /// The store's time of day is before `not_before`. Nothing has changed.
     TooEarly,
-    /// There are as many schedules as there may be. Nothing has changed.
+    /// The maximum number of schedules is reached. Nothing has changed.
     TooMany,
 }
 
-/// Which schedules are to be read.
+/// Which schedules to return.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScheduleList {
     One(ScheduleName),
-    /// Those whose names begin with `prefix`, behind `after`: up to `limit`, 1 to [`MAX_LISTED`](super::MAX_LISTED).
+    /// A page of schedules whose names begin with `prefix`, after `after`: up to `limit`, 1 to
+    /// [`MAX_LISTED`](super::MAX_LISTED).
     Page {
         prefix: String,
         after: Option<ScheduleName>,
@@ -235,27 +236,27 @@ pub enum ScheduleList {
     },
 }
 
-/// Schedules that were read.
+/// A page of schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulePage {
     /// The store's time of day.
     pub now: Millis,
-    /// May be fewer than asked for although there are more.
+    /// May be shorter than requested although there are more.
     pub schedules: Vec<StoredSchedule>,
-    /// Where to go on: behind this name. `None` at the end.
+    /// Name after which the next page begins; `None` at the end.
     pub next: Option<ScheduleName>,
 }
 
-/// Which of a pool's schedules are asked for.
+/// Which of a pool's schedules to return.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DueList {
-    /// Those that are due, up to so many, the earliest first.
+    /// Up to this many due schedules, the earliest first.
     Now(usize),
-    /// The same of those that have become due within this time.
+    /// Like `Now`, but only schedules that became due within this time.
     Within(usize, Duration),
-    /// A part of all that are not elsewhere by now, whenever they are due, without their bodies and in any order: `limit`, or
-    /// a few more where they are few. From the begin, or from where another part has ended. What is there all the time
-    /// until the last part is in one of them at least, whatever its steps are meanwhile.
+    /// A page of all schedules that have not moved to another store, due or not, without bodies and in any order:
+    /// `limit`, or a few more if there are few. A schedule that exists throughout is in at least one of the pages,
+    /// even if steps change it meanwhile.
     Ever { from: Option<Cursor>, limit: usize },
 }
 
@@ -267,22 +268,22 @@ impl DueList {
     }
 }
 
-/// Schedules that are to be looked at.
+/// Due schedules, with statistics of all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DueSchedules {
     /// The store's time of day.
     pub now: Millis,
-    /// In the order in which they are due.
+    /// In order of due time.
     pub schedules: Vec<StoredSchedule>,
-    /// Of all: where the next part begins, if there may be more.
+    /// Of [`Ever`](DueList::Ever): cursor of the next page; `None` at the end.
     pub more: Option<Cursor>,
-    /// How long until there is another one: zero when there is one already. A store that others write to answers a
-    /// second at most, and so does one whose time of day may be set; one without schedules need not be asked again.
+    /// Time until the next schedule is due: zero if more are due now. At most a second for stores with other writers,
+    /// or whose time of day may be set; a store without schedules may return a longer time.
     pub next: Duration,
-    /// How many schedules there are in each state, in the order of [`ScheduleState::ALL`]. Beside a part of all it may be that
-    /// of a part of the store.
+    /// Number of schedules in each state, in the order of [`ScheduleState::ALL`]. For a page of [`Ever`](DueList::Ever)
+    /// it may cover only a part of the store.
     pub counts: [u64; ScheduleState::ALL.len()],
-    /// How many steps there were by [`SchedulePut::by`]: who sees a number grow knows that such a placer is at work. They
-    /// may begin anew.
+    /// Number of steps by [`SchedulePut::by`]. A number that grows shows that a scheduler with this value is active.
+    /// The counts may restart from zero.
     pub by: BTreeMap<Box<str>, u64>,
 }

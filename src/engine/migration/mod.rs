@@ -1,57 +1,54 @@
-//! A wrapper that moves a pool: publishes go to the new store, consumes drain the old one first. Jobs of both
-//! are acked, peeked, pumped and counted as one. Knows nothing of what the stores are.
+//! A wrapper that moves a pool from one store, the source (`old`), to another, the target (`new`): publishes go to the
+//! target, consumes drain the source first. Acks, peeks, pumps and statistics cover both. Stores can be of any kind.
 //!
-//! Each step is atomic in the store that it touches. A republish whose old job is in the old store touches
-//! both: the new job is stored before the old one is forgotten, so nothing is lost in between.
+//! Each step is atomic in its store. A republish whose old job is in the source changes both: the new job is stored
+//! before the old one is deleted, so nothing is lost in between.
 //!
-//! **Before, during and after.** Restarts begin and end a move, and some servers of a pool may know one of the stores
-//! alone meanwhile. What a client was told holds all the same:
+//! **Before, during and after.** Restarts begin and end a move, and meanwhile some servers of a pool may know only one
+//! of the stores. Replies to clients stay valid:
 //!
-//! - A receipt is the one that the store gave. Both stores are asked; a job is in one of them.
-//! - A queue that is paused in one store is paused in both. Pauses are copied before the first job is handed out, and
-//!   from then on when one of the stores has another pause or resume, whoever has set it. Servers that look at the same
-//!   moment as somebody pauses and at once resumes may set that pause again.
-//! - A publish that is safe to repeat is looked up in both stores. The new one remembers what was found in the old one.
+//! - A receipt is the store's own. Both stores are called, since a job is in one of them.
+//! - A queue that is paused in one store is paused in both. Pauses are copied before the first job is delivered, and
+//!   afterwards whenever one of the stores has a new pause or resume, made by any server. If a queue is paused and at
+//!   once resumed while another server copies pauses, that server may pause it again.
+//! - An idempotent publish is looked up in both stores.
 //!
-//! **Keys.** A key that a job of the old store has is taken. That is looked up before the new store is asked, so two
-//! steps stand in place of one: a job of the old store that is replaced goes after the new one is stored; one that is
-//! handed out in between goes all the same. A job that runs in the old store and is replaced keeps its key there, and
-//! has it again when the new one is gone.
+//! **Keys.** A key that belongs to a job in the source is taken. It is looked up before the target is called, so two
+//! steps replace one: a replaced job in the source is deleted after the new one is stored, even if it was delivered in
+//! between. A replaced job that runs in the source keeps its key there, and has it again once the new job is deleted.
 //!
-//! **Order.** Of each queue the old store's jobs go first. Of a list, the first queue's jobs go first, whichever store
-//! has them: when the old store hands out jobs of a later queue, the new one is asked for jobs of those before it, and
-//! if it has some, the old store gets its jobs back. A list of jobs shows those of the old store first.
+//! **Order.** Within a queue the source's jobs go first. Within a list, the first queue's jobs go first, in either
+//! store: if the source delivers jobs of a later queue, the target is called for the queues before it, and if it has
+//! jobs, the source's jobs are returned. A list of jobs begins with the source's.
 //!
-//! **Schedules** go to the new store as soon as somebody looks: `mover.rs` says how.
+//! **Schedules** move to the target as soon as a call looks for them; see `mover.rs`.
 //!
-//! **An old store that is away or hangs** holds up nothing that the new one can do. It is waited for by
-//! [`PATIENCE`], a little longer while it is slow; then the new one answers. What that means for each call:
+//! **A source that is unavailable or hangs** does not delay calls that the target can serve. Calls wait for it up to
+//! [`PATIENCE`], a little longer while it is slow; then the target's reply counts. By call:
 //!
-//! - consume hands out the new store's jobs. When there are none it fails: nobody can say that there is no job. A
-//!   store that hangs may go on soon, so there it looks into the new store again and again for a second before it
-//!   fails. While one consume hangs in the old store, the others do not ask it. Jobs that it hands out too late are
-//!   given back.
-//! - peek, by queue and by id, shows the new store's job, and fails when there is none.
-//! - size and the dead letter tell what the store that answers has. So they do when the new store is away.
-//! - ack succeeds when the new store had all of the jobs, and fails otherwise.
-//! - republish succeeds once the new job is stored. The old one is acked as soon as the old store answers again.
-//! - touch and release succeed when the new store has the job, and fail otherwise.
-//! - Jobs that are given back to the old store are there later, and those of the new one at once.
-//! - What changes many jobs (destroy, respawn, delete_dead) changes nothing and fails: the oldest jobs are in the old
-//!   store. Lists fail, and so does a publish with a key or one that is safe to repeat: nobody can say whether
-//!   the key is taken, or whether it was done already.
-//! - Schedules that have moved are placed and changed as ever, but where their jobs have a key: nobody can say who has it, so
-//!   they are tried again until their deadline. A new one is not made, and none is shown that is not in the new store. A list
-//!   and a delete fail unless all had moved.
-//! - A pause or a resume is done in the store that answers, and fails. The other one gets it when it answers again.
-//!   A pause that one store refuses, since too many queues are paused there, is done in neither.
-//!   So fail the figures of the whole pool (stats), by which somebody decides whether the old store
-//!   is empty, and the check, since a consumer may get an error now.
+//! - consume delivers the target's jobs. Without any it fails, since the source may have some. A source that hangs may
+//!   recover soon, so consume first polls the target for a second. While one consume hangs in the source, the others do
+//!   not call it. Jobs that it delivers too late are returned.
+//! - peek, by queue and by id, returns the target's job, and fails if it has none.
+//! - size and the dead letter's size cover the store that replies, also if the target is unavailable.
+//! - ack succeeds if the target had all of the jobs, and fails otherwise.
+//! - republish succeeds once the new job is stored. The old job is acked once the source replies again.
+//! - touch and release succeed if the target has the job, and fail otherwise.
+//! - Jobs given back to the source return later, the target's at once.
+//! - Calls that change many jobs (destroy, respawn, delete_dead) fail and change nothing: the oldest jobs are in the
+//!   source. Lists fail, and so do publishes with a job key or an idempotency key: the key may be taken in the source,
+//!   or the call may have been executed there.
+//! - Schedules that have moved are placed and changed as usual, unless their jobs have a key, which may be taken in the
+//!   source: these are retried until their deadline. New schedules cannot be created, and only schedules in the target
+//!   can be read. Lists and deletes fail unless all schedules had moved.
+//! - A pause or a resume is executed in the store that replies, and fails. The other store gets it when it replies
+//!   again. A pause rejected by one store, because too many queues are paused there, is executed in neither.
+//! - Statistics of the whole pool fail, because operators use them to decide whether the source is empty. So does the
+//!   check, since a consumer may get an error.
 //!
-//! Where the new store alone can give no answer, an old store that hangs is waited for as long as its own calls last:
-//! touch, release and the ack of one job without a receipt that is not in the new store, the cancel of a key, promote, what
-//! changes many jobs, pause, resume, the figures of the whole pool, and the check. Other acks fail after the short
-//! patience.
+//! If the target cannot give the reply alone, calls wait for a source that hangs as long as its own calls last: touch,
+//! release and the ack of one job without a receipt that is not in the target, the cancel of a key, promote, calls that
+//! change many jobs, pause, resume, statistics of the whole pool, and the check. Other acks fail after the short wait.
 
 mod consume;
 mod keys;
@@ -88,7 +85,7 @@ use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 use crate::process::tasks::{Failure, Tasks};
 
-/// From `old` to `new`.
+/// Moves a pool from `old`, the source, to `new`, the target.
 #[derive(Debug)]
 pub struct Migration {
     stores: TwoStores,
@@ -96,8 +93,8 @@ pub struct Migration {
 }
 
 impl Migration {
-    /// Drains `old` by consumes, and fills `new` by publishes, once a queue that is paused in one is paused in both. In
-    /// the current runtime.
+    /// Drains `old` by consumes, and fills `new` by publishes, after pauses have been copied between them. Spawns tasks
+    /// on the current runtime.
     pub async fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Result<Migration> {
         let tasks = Tasks::new(Failure::default());
         let pauses = PauseCopier::start([old.clone(), new.clone()], &tasks).await?;
@@ -105,8 +102,8 @@ impl Migration {
     }
 }
 
-/// How many jobs two steps did together. What the first has done is done, also when the second fails: a caller
-/// that is told of an error would ask for all of it once more.
+/// Returns the number of jobs changed by two steps. Succeeds if the first did something, even if the second failed:
+/// after an error the caller would repeat both.
 async fn and_rest(done: u64, limit: u64, rest: impl AsyncFnOnce(u64) -> Result<u64>) -> Result<u64> {
     if done >= limit {
         return Ok(done);
@@ -184,7 +181,7 @@ impl Engine for Migration {
         let (old, new) = (old.inspect(queue, by, detail), new.inspect(queue, by, detail));
         match by {
             By::Id(_) => self.stores.old_first(old, new).await,
-            // A job that runs in the old store may have a key that one of the new store has taken over.
+            // A running job in the source may have a key that a job in the target has taken over.
             By::Key(_) => self.stores.new_first(old, new).await,
         }
     }
@@ -210,7 +207,7 @@ impl Engine for Migration {
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
         self.stores.old.destroy(queue).await?;
-        // Not an error that says that nothing has happened.
+        // The error must not claim that nothing has happened.
         self.stores.new.destroy(queue).await.map_err(Error::away)
     }
 
@@ -255,7 +252,7 @@ impl Engine for Migration {
     }
 
     async fn pump(&self) -> Result<Pumped> {
-        // The trouble of the one shows when the other has nothing more to move.
+        // An error of one store is reported once the other has nothing left to move.
         match tokio::join!(self.stores.old.pump(), self.stores.new.pump()) {
             (Ok(old), Ok(new)) => Ok(Pumped { moved: old.moved + new.moved, next: old.next.min(new.next) }),
             (Ok(one), Err(_)) | (Err(_), Ok(one)) if one.moved > 0 => {
@@ -291,7 +288,7 @@ impl Engine for Migration {
         Ok(all)
     }
 
-    /// Of the new store, to which publishes go.
+    /// Sets the quotas of the target, which receives publishes.
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.stores.new.set_quotas(quotas).await
     }
@@ -330,7 +327,7 @@ impl Engine for Migration {
 
     async fn close(&self) {
         self.stores.tasks.stop();
-        // What goes back to the old store is there before it closes, unless that hangs.
+        // Jobs on their way back to the source arrive before it closes, unless it hangs.
         let _ = timeout(MOST_PATIENCE, self.stores.tasks.ended()).await;
         self.stores.old.close().await;
         self.stores.new.close().await;

@@ -1,11 +1,12 @@
-//! Schedules of a pool that moves: each goes to the new store once, with its progress. It is marked in the old store first:
-//! from then on nobody places it there. Then it is written to the new one, and at last its mark says that it has arrived. A
-//! move that was cut off is finished by whoever looks next. The mark stays, so that a server that knows the old store
-//! alone says where the schedule is not.
+//! Moves the schedules of a pool, each once and with its progress, in three steps. First the record in the source
+//! becomes a mark, so that no server places the schedule there. Then the schedule is written to the target, and finally
+//! the mark says that it has arrived. An interrupted move is finished by the next server that finds it. The mark stays,
+//! so that a server that knows only the source can tell that the schedule has moved.
 //!
-//! **There and back.** A schedule may come back to a store that has its mark: a pool moves back, or servers of two rounds
-//! serve side by side, of which one moves it there and the other one back. It takes the place of its mark. What a server
-//! that began later has moved away is left where it is for a while: else the two would move it again and again.
+//! **There and back.** A schedule may return to a store that has its mark: if a pool moves back, or if servers with an
+//! earlier and a later configuration run side by side and move it in opposite directions. It then replaces its mark. A
+//! schedule that was moved away by a server that started later stays where it is for a while; otherwise the two would
+//! move it back and forth.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -25,49 +26,49 @@ use crate::engine::{
 use crate::error::{Error, Result};
 use crate::process::tasks::Tasks;
 
-/// How many move at a time.
+/// Number of schedules moved concurrently.
 const AT_A_TIME: usize = 64;
-/// When a schedule on its way is due: nobody comes to it for that.
+/// Due time of a schedule whose move has begun: never reached.
 const ON_ITS_WAY: Millis = (1 << 53) - 1;
-/// How long what is due waits for the old store once all have moved.
+/// How long a read of due schedules waits for the source after all have moved.
 const GLANCE: Duration = Duration::from_millis(5);
-/// For how long a schedule is left in the old store that a server which began later has moved there.
+/// How long a schedule stays in the source after a server that started later has moved it there.
 const LEFT_THERE: Duration = Duration::from_secs(600);
-/// How soon the old store is looked through again when all that it has is left there.
+/// Interval between walks through the source while all of its schedules stay there.
 const REST: Duration = Duration::from_secs(60);
-/// After how long a schedule on its way is taken for one whose move was cut off, by who is to move it the other way.
+/// A move in the opposite direction counts as interrupted if its record has not changed for this long.
 const CUT_OFF: Duration = Duration::from_secs(1);
-/// What moves is no new schedule to the pool.
+/// A moved schedule is not new to the pool, so no bound applies.
 const ALL: ScheduleBounds = ScheduleBounds { of_namespace: ON_ITS_WAY, of_pool: ON_ITS_WAY };
 
-/// Moves schedules from the old store to the new one.
+/// Moves schedules from the source to the target.
 #[derive(Debug)]
 pub struct Mover {
     old: Arc<dyn Engine>,
     new: Arc<dyn Engine>,
     state: Arc<OldState>,
-    /// Held while schedules move, and while one is deleted: what was deleted must not come from the old store again.
+    /// Held while schedules move, and while one is deleted: a deleted schedule must not be moved from the source again.
     one: Mutex<()>,
-    /// All that were in the old store had moved when it was last looked at, and none has stopped on its way since.
+    /// The last walk found all schedules of the source moved, and no move has begun since.
     done: AtomicBool,
-    /// The last look into the old store has failed: nothing that is due waits for it until one succeeds.
+    /// The last walk through the source failed: due schedules do not wait for it until one succeeds.
     is_away: AtomicBool,
-    /// A look into the old store that nobody waits for any more. Answers whether something has moved.
+    /// A walk through the source that no caller waits for any more. Returns whether schedules have moved.
     under_way: Mutex<Option<JoinHandle<Result<bool>>>>,
-    /// The new store's time of day at the first look.
+    /// The target's time of day at the first read of due schedules.
     began: OnceLock<Millis>,
-    /// All that the old store has was left there: until when it is not looked through.
+    /// When to walk through the source again, if all of its schedules stay there.
     rests_until: parking_lot::Mutex<Option<Instant>>,
 }
 
-/// What became of a schedule that may be in the old store.
+/// State of a schedule after [`settle`](Mover::settle).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Settled {
-    /// The old store has none of that name, or its mark.
+    /// The source has no schedule with this name, or its mark.
     NotThere,
-    /// It is left there.
+    /// It stays in the source.
     Left,
-    /// It has moved, or somebody else has done something with it.
+    /// It has moved, or another server has changed it.
     Moved,
 }
 
@@ -86,23 +87,23 @@ impl Mover {
         }
     }
 
-    /// The new store's time of day is this.
+    /// Records the target's time of day, the first time.
     pub fn hear(&self, now: Millis) {
         self.began.get_or_init(|| now);
     }
 
-    /// Whether the old store did not answer when it was last looked at.
+    /// Whether the last walk through the source failed.
     pub fn is_away(&self) -> bool {
         self.is_away.load(Ordering::Relaxed)
     }
 
-    /// Whether all that were in the old store had moved when it was last looked at, and none has stopped on its way since.
+    /// Whether the last walk found all schedules of the source moved, and no move has begun since.
     pub fn is_done(&self) -> bool {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Begins to move what is left in the old store, and waits for that a little. One that goes on already, or a store that
-    /// is known to be away, is not waited for. Answers whether something has moved.
+    /// Starts to move the remaining schedules of the source, and waits a little. Does not wait for a walk that is
+    /// already in progress, or for a source that is known to be unavailable. Returns whether schedules have moved.
     pub async fn begin(self: &Arc<Self>, tasks: &Tasks) -> Result<bool> {
         let mut under_way = self.under_way.lock().await;
         let patience = match &*under_way {
@@ -120,7 +121,7 @@ impl Mover {
         ended.unwrap_or_else(|_| Err(late()))
     }
 
-    /// Moves what is left in the old store. Answers whether there was something.
+    /// Moves the remaining schedules of the source. Returns whether there were any.
     pub async fn move_all(&self) -> Result<bool> {
         let _one = self.one.lock().await;
         if self.rests_until.lock().is_some_and(|until| Instant::now() < until) {
@@ -131,7 +132,7 @@ impl Mover {
         moved
     }
 
-    /// Until a walk through all finds none.
+    /// Walks until a walk moves no schedule.
     async fn move_left(&self) -> Result<bool> {
         let mut has_moved = false;
         loop {
@@ -145,7 +146,7 @@ impl Mover {
         }
     }
 
-    /// Answers whether some have moved, and whether some were left.
+    /// Walks through the source once. Returns whether schedules have moved, and whether some stay there.
     async fn walk(&self) -> Result<(bool, bool)> {
         let (mut moved, mut left, mut from) = (false, false, None);
         loop {
@@ -163,7 +164,8 @@ impl Mover {
         }
     }
 
-    /// Moves one, if it is in the old store. Where neither store has it the mark of an earlier move goes: the name is free.
+    /// Moves a schedule if the source has it. If neither store has it, deletes the target's mark of an earlier move,
+    /// which frees the name.
     pub async fn move_one(&self, id: &ScheduleId) -> Result<()> {
         let _one = self.one.lock().await;
         if self.settle(id).await? != Settled::NotThere {
@@ -179,13 +181,13 @@ impl Mover {
         Ok(())
     }
 
-    /// From here on the old store has no schedule of that name, or says that it has arrived, unless it is left there.
+    /// Moves a schedule unless it must stay. Otherwise the source then has its mark, or no schedule with this name.
     async fn settle(&self, id: &ScheduleId) -> Result<Settled> {
         let Some((schedule, went)) = self.in_old(id).await? else { return Ok(Settled::NotThere) };
         if has_arrived(&schedule) {
             return Ok(Settled::NotThere);
         }
-        // Read while the old store has it: what a mark stands for is known so.
+        // Read while the source has the schedule, so a mark in the target is of an earlier move.
         let (there, now) = self.in_new(id).await?;
         if schedule.state != ScheduleState::Moved {
             if there.as_ref().is_some_and(|mark| self.is_left(mark, now)) {
@@ -195,30 +197,30 @@ impl Mover {
                 sleep(CUT_OFF).await;
                 let (still, _) = self.in_new(id).await?;
                 if still != there {
-                    return Ok(Settled::Moved); // somebody has finished it
+                    return Ok(Settled::Moved); // another server has finished it
                 }
             }
         } else if self.in_old(id).await?.map(|(still, _)| still.version) != Some(schedule.version) {
-            return Ok(Settled::Moved); // somebody was faster
+            return Ok(Settled::Moved); // another server was faster
         }
-        // Until the next walk finds none. An error or the end of a request may prevent its last mark: deleted then, it would
-        // come from the old store again.
+        // Until the next walk moves none. An error or a cancelled request may prevent the last mark of this move; a
+        // schedule deleted after that would be moved from the source again.
         self.done.store(false, Ordering::Relaxed);
         self.move_schedule(schedule, there, went).await.map(|()| Settled::Moved)
     }
 
-    /// Whether this is the mark of one that was moved away from the new store just now, by a server that began after this
-    /// one.
+    /// Whether this mark in the target shows that the schedule was moved away within [`LEFT_THERE`], by a server that
+    /// has started since.
     fn is_left(&self, mark: &StoredSchedule, now: Millis) -> bool {
         let gone = std::str::from_utf8(&mark.progress).ok().and_then(|text| text.parse::<Millis>().ok());
         let (Some(began), Some(gone), true) = (self.began.get(), gone, has_arrived(mark)) else {
             return false;
         };
-        // A time of day that was set back says nothing.
+        // Says nothing if the time of day was set back.
         gone > *began && now.checked_sub(gone).is_some_and(|ago| ago < LEFT_THERE.as_millis() as Millis)
     }
 
-    /// Deletes one in the new store. Nothing of it comes from the old one after that.
+    /// Deletes a schedule in the target, and prevents a later move from the source.
     pub async fn delete(&self, step: ScheduleStep) -> Result<Stepped> {
         let _one = self.one.lock().await;
         let id = step.id.clone();
@@ -229,29 +231,29 @@ impl Mover {
         }
         let stepped = self.new.step_schedule(step).await?;
         if let Stepped::Done { .. } = stepped {
-            // The name is free, in the old store too, if it answers.
+            // Frees the name in the source too, if it replies.
             let _ = self.forget_mark(&id).await;
         }
         Ok(stepped)
     }
 
-    /// The record of that name in the old store, and that store's time of day.
+    /// Returns the record with this name in the source, and the source's time of day.
     async fn in_old(&self, id: &ScheduleId) -> Result<Option<(StoredSchedule, Millis)>> {
         let list = ScheduleList::One(id.name.clone());
         let page = self.state.ask(self.old.list_schedules(&id.namespace, list)).await?;
         Ok(page.schedules.into_iter().next().map(|found| (found, page.now)))
     }
 
-    /// The same of the new store.
+    /// Returns the record with this name in the target, and the target's time of day.
     async fn in_new(&self, id: &ScheduleId) -> Result<(Option<StoredSchedule>, Millis)> {
         let list = ScheduleList::One(id.name.clone());
         let page = self.new.list_schedules(&id.namespace, list).await?;
         Ok((page.schedules.into_iter().next(), page.now))
     }
 
-    /// Takes a schedule from where it is on its way. Who was faster has done it, or the next look does. `there` is what the
-    /// new store had while the old one had the schedule: its mark of an earlier time gives way. It went at `went`, by the
-    /// old store's time of day.
+    /// Moves a schedule, or finishes its interrupted move. Returns early if another server is faster: that server or
+    /// the next walk finishes. `there` is the target's record, read while the source had the schedule; a mark from an
+    /// earlier move is replaced. `went` is the source's time of day.
     async fn move_schedule(
         &self,
         mut schedule: StoredSchedule,
@@ -274,7 +276,7 @@ impl Mover {
             let Stepped::Done { version, .. } = in_old(&schedule, mark).await? else { return Ok(()) };
             schedule.version = version;
         }
-        // Whoever looks at it next finds out what it does, and when.
+        // Due at once, so that the scheduler finds out its state and next occurrence.
         let arrives = SchedulePut {
             state: ScheduleState::On,
             ..put(Some(0), Some(schedule.setting.clone()), &schedule)
@@ -284,23 +286,23 @@ impl Mover {
         let step = ScheduleStep { id: schedule.id.clone(), expected, then };
         match self.new.step_schedule(step).await? {
             Stepped::Done { .. } => {}
-            // It is there: somebody was faster, or the new store has one of that name. Or it was deleted there meanwhile.
+            // The target has it, moved by another server or created under this name, or it was deleted there meanwhile.
             Stepped::Stale => {
                 let (there, _) = self.in_new(&schedule.id).await?;
                 if there.as_ref().is_some_and(has_arrived) {
-                    return Ok(()); // it was there, and has left
+                    return Ok(()); // it has arrived, and moved on
                 }
             }
             _ => return Err(Error::refused("the store that the pool moves to takes no schedule")),
         }
-        // Nothing of it is left but its name, and when it went.
+        // The mark keeps only the names and the time of the move.
         let empty = ScheduleSetting { text: Bytes::new(), body: Bytes::new(), ..schedule.setting.clone() };
         let mark = put(None, Some(empty), &schedule);
         let mark = SchedulePut { progress: went.to_string().into(), landed: None, ..mark };
         in_old(&schedule, mark).await.map(drop)
     }
 
-    /// Forgets that a schedule has moved.
+    /// Deletes the mark of a moved schedule in the source.
     async fn forget_mark(&self, id: &ScheduleId) -> Result<()> {
         let found = self.in_old(id).await?.map(|(found, _)| found);
         let Some(mark) = found.filter(has_arrived) else { return Ok(()) };
@@ -310,12 +312,12 @@ impl Mover {
     }
 }
 
-/// Whether it is elsewhere by now: this is its mark.
+/// Whether the schedule has moved to another store, so that this record is only its mark.
 pub fn has_arrived(schedule: &StoredSchedule) -> bool {
     schedule.state == ScheduleState::Moved && schedule.next.is_none()
 }
 
-/// Whether a move of it has begun, and not ended.
+/// Whether its move has begun and not ended.
 fn is_on_its_way(schedule: &StoredSchedule) -> bool {
     schedule.state == ScheduleState::Moved && schedule.next.is_some()
 }

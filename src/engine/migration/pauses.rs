@@ -1,4 +1,4 @@
-//! Pauses of both stores: a queue that is paused in one is paused in the other, whoever has paused it.
+//! Pauses of both stores: a queue that is paused in one, by any server, is paused in the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use crate::error::{Error, Result};
 use crate::name::Queue;
 use crate::process::tasks::Tasks;
 
-/// How often both stores are asked for pauses. Two looks and two answers are less than the second within which a pause
-/// holds everywhere.
+/// Interval between reads of both stores' pauses. Two intervals and two replies together are shorter than a second, the
+/// time until a pause takes effect on all servers.
 const LOOK_FOR_PAUSES: Duration = Duration::from_millis(400);
-/// How far apart the ends of two pauses may be that count as the same: the stores' clocks are known to the millisecond.
+/// Maximum difference between the ends of two pauses that count as equal: clocks are known to the millisecond.
 const ALIKE: Duration = Duration::from_millis(250);
-/// How many pauses are copied at the same time.
+/// Number of pauses copied concurrently.
 const AT_A_TIME: usize = 64;
 
-/// The pauses of the old store and of the new one, as they were when both were last looked at.
+/// Pauses of the source and of the target when both were last read.
 type Seen = [BTreeMap<Queue, Pause>; 2];
 
-/// The pauses of the old store, the first one, and of the new one.
+/// Keeps the pauses of two stores equal.
 #[derive(Debug)]
 pub struct PauseCopier {
     stores: [Arc<dyn Engine>; 2],
-    /// Shared by pauses and resumes, and taken alone to make the stores alike.
+    /// Read-locked by pauses and resumes, write-locked while pauses are copied.
     seen: RwLock<Seen>,
 }
 
 impl PauseCopier {
-    /// Makes the stores alike, and keeps them so until `tasks` are stopped.
+    /// Copies pauses between the stores, now and repeatedly until `tasks` are stopped.
     pub async fn start(stores: [Arc<dyn Engine>; 2], tasks: &Tasks) -> Result<Arc<PauseCopier>> {
         let mut seen = Seen::default();
         make_alike(tasks, &stores, &mut seen).await?;
@@ -45,24 +45,24 @@ impl PauseCopier {
         Ok(pauses)
     }
 
-    /// Copies what is new again and again.
+    /// Copies changed pauses repeatedly.
     async fn watch(&self, tasks: &Tasks) {
         loop {
             sleep(LOOK_FOR_PAUSES).await;
             let look = async { make_alike(tasks, &self.stores, &mut *self.seen.write().await).await };
-            // What is away or late is looked at again.
+            // An unavailable or late store is tried again.
             if let Ok(Err(Error::Closed)) = timeout(MOST_PATIENCE, look).await {
                 return;
             }
         }
     }
 
-    /// In both stores. What one of them refuses is undone in the other.
+    /// Pauses or resumes a queue in both stores. If one store rejects a pause, it is undone in the other.
     pub async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
         let seen = self.seen.read().await;
         let (old, new) =
             tokio::join!(self.stores[0].pause(queue, pausing), self.stores[1].pause(queue, pausing));
-        // A pause that is refused is done in neither, unless one of them had it.
+        // A rejected pause takes effect in neither store, unless one of them had a pause before.
         let refused_by_other = match (&old, &new) {
             (Ok(_), Err(Error::TooManyPaused(_))) => Some((&self.stores[0], &seen[0])),
             (Err(Error::TooManyPaused(_)), Ok(_)) => Some((&self.stores[1], &seen[1])),
@@ -76,7 +76,7 @@ impl PauseCopier {
         Ok(old?.zip(new?).map(|(old, new)| longer(old, new)))
     }
 
-    /// Those of both stores.
+    /// Returns the paused queues of both stores.
     pub async fn all(&self) -> Result<BTreeMap<Queue, Pause>> {
         let (mut all, new) = tokio::try_join!(self.stores[0].pauses(), self.stores[1].pauses())?;
         for (queue, pause) in new {
@@ -87,20 +87,20 @@ impl PauseCopier {
     }
 }
 
-/// The pause that ends later.
+/// Returns the pause that ends later.
 pub fn longer(a: Pause, b: Pause) -> Pause {
     Pause { until: a.until.zip(b.until).map(|(a, b)| a.max(b)) }
 }
 
-/// How long a queue is paused still: no time when it is not.
+/// Returns the remaining time of a pause; zero if there is none.
 fn left(store: &dyn Engine, pause: Option<&Pause>) -> Duration {
     let Some(Pause { until }) = pause else { return Duration::ZERO };
     until.map_or(Duration::MAX, |until| Duration::from_millis(until.saturating_sub(store.now())))
 }
 
-/// Makes each pause or resume that one of the stores has seen since the last look hold in the other one too. Servers
-/// that know one of the stores alone pause and resume there. What differs for longer stays as it is, and so does what
-/// one store refuses since too many queues are paused there.
+/// Copies each pause or resume made in one store since the last call to the other store: servers that know only one of
+/// the stores pause and resume there. Older differences stay, and so do pauses that a store rejects because too
+/// many queues are paused there.
 async fn make_alike(tasks: &Tasks, stores: &[Arc<dyn Engine>; 2], seen: &mut Seen) -> Result<()> {
     let (old, new) = tokio::try_join!(stores[0].pauses(), stores[1].pauses())?;
     let (mut now, looked) = ([old, new], Instant::now());

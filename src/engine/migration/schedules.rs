@@ -1,4 +1,4 @@
-//! Schedules of a pool that moves are in the new store: what may be in the old one moves first.
+//! Schedules of a pool that moves are in the target; the source's are moved first.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::engine::{
 use crate::error::Result;
 use crate::name::Namespace;
 
-/// How long the placer may sleep: servers that know the old store alone may add schedules there.
+/// Maximum sleep of the scheduler: servers that know only the source may add schedules there.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl TwoStores {
-    /// In the new store. A schedule that may be in the old one moves first.
+    /// Takes a step in the target. A schedule that may be in the source is moved first.
     pub async fn step_schedule(&self, mut step: ScheduleStep) -> Result<Stepped> {
         if step.then == ScheduleThen::Delete {
             return self.mover.delete(step).await;
@@ -30,7 +30,7 @@ impl TwoStores {
         {
             let has_keys = job.once.is_some() || job.jobs.iter().any(|placing| placing.key.is_some());
             if has_keys && self.mover.is_away() {
-                return Err(late()); // nobody can say who has the key
+                return Err(late()); // a job in the source may have the key
             }
             go = match self.before_publish(job).await? {
                 Before::Answered(published) => return Ok(Stepped::NotPlaced(published)),
@@ -45,7 +45,7 @@ impl TwoStores {
         self.then_ack_old(go, async move { new.step_schedule(step).await }, is_done).await
     }
 
-    /// Of the new store, once all have moved.
+    /// Lists the target's schedules, after all have moved.
     pub async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
         if let ScheduleList::One(name) = &list {
             let page = self.new.list_schedules(namespace, list.clone()).await?;
@@ -61,7 +61,7 @@ impl TwoStores {
         self.new.list_schedules(namespace, list).await
     }
 
-    /// Of the new store. What is in the old one moves first, as far as that answers in time.
+    /// Returns due schedules of the target. The source's schedules are moved first, if it replies in time.
     pub async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
         let (moved, due) = tokio::join!(self.mover.begin(&self.tasks), self.new.due_schedules(list.clone()));
         let due = match moved {

@@ -133,7 +133,7 @@ impl Pauses {
         known.own.insert(queue.clone(), Own { order, pause, at });
         if known.version.is_some_and(|version| version >= order) {
             known.doubted_at = Some(at);
-            return; // it was read
+            return; // the view has it
         }
         known.set(queue, pause);
         if before != after {

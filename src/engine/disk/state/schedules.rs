@@ -1,5 +1,5 @@
-//! What the writer keeps in memory of schedules: which there are, their versions, and when each is due. What they are is
-//! read from the disk. Changes memory only: the steps write the same change to the disk.
+//! The writer's index of schedules in memory: versions, states and due times. Settings and progress are read from the
+//! disk. Changes memory only: the steps write the same change to the disk.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,40 +13,40 @@ use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::engine::{ScheduleId, ScheduleState, ScheduleVersion};
 use crate::name::{Namespace, ScheduleName};
 
-/// What is known of one schedule.
+/// Index entry of one schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
     pub version: ScheduleVersion,
     pub state: ScheduleState,
     pub next: Option<Millis>,
-    /// Of the setting.
+    /// Bytes of the setting.
     pub bytes: u64,
 }
 
 impl Known {
-    /// Whether it is not elsewhere by now.
+    /// Whether it has not moved to another store.
     fn is_here(&self) -> bool {
         self.state != ScheduleState::Moved || self.next.is_some()
     }
 }
 
-/// All schedules of the pool.
+/// Index of all schedules of the pool.
 #[derive(Debug, Default)]
 pub struct Schedules {
     known: BTreeMap<ScheduleId, Known>,
-    /// Those that are not elsewhere, by when they are due.
+    /// Schedules that have not moved to another store, by due time.
     due: BTreeMap<Millis, BTreeSet<ScheduleId>>,
     counts: [u64; ScheduleState::ALL.len()],
-    /// How many each namespace has, and the bytes of their settings.
+    /// Number of schedules of each namespace, and bytes of their settings.
     of_namespace: HashMap<Namespace, (u64, u64)>,
-    /// No revision of a deleted schedule is above it.
+    /// Upper bound on the revisions of deleted schedules.
     pub gone: u64,
-    /// How many steps there were since the open, by what their placers computed with.
+    /// Number of steps since the open, by [`SchedulePut::by`](crate::engine::SchedulePut::by).
     pub by: BTreeMap<Box<str>, u64>,
 }
 
 impl Schedules {
-    /// Reads them all from the disk.
+    /// Reads the index from the disk.
     pub fn load(store: &Store) -> Result<Schedules, Fatal> {
         let gone = store.number(META_REVISION)?.unwrap_or(0);
         let mut all = Schedules { gone, ..Schedules::default() };
@@ -55,7 +55,7 @@ impl Schedules {
             let codec::Progress { version, state, next, .. } = codec::read_progress(&value)?;
             let id = codec::read_progress_key(&key)?;
             let setting = store.get(Space::Schedules, &codec::setting_key(&id))?;
-            // One that is not whole is found out when it is read.
+            // An unreadable setting fails when the schedule is read.
             let setting = setting.and_then(|row| codec::read_setting(&row, true).ok());
             let bytes = setting.map_or(0, |setting| setting.bytes() as u64);
             all.set(id, Some(Known { version, state, next, bytes }));
@@ -75,7 +75,7 @@ impl Schedules {
         self.of_namespace.get(namespace).map_or(0, |(count, _)| *count)
     }
 
-    /// How many bytes the settings of a namespace's schedules have.
+    /// Returns the bytes of the settings of a namespace's schedules.
     pub fn bytes_of_namespace(&self, namespace: &Namespace) -> u64 {
         self.of_namespace.get(namespace).map_or(0, |(_, bytes)| *bytes)
     }
@@ -84,7 +84,7 @@ impl Schedules {
         self.known.len() as u64
     }
 
-    /// What is known of a schedule from now on; `None`: it is gone.
+    /// Replaces the entry of a schedule; `None` deletes it.
     pub fn set(&mut self, id: ScheduleId, known: Option<Known>) {
         let place = |known: &Known| known.next.unwrap_or(Millis::MAX);
         if let Some(before) = self.known.get(&id) {
@@ -117,19 +117,19 @@ impl Schedules {
         }
     }
 
-    /// Those behind `after` that are not elsewhere, by name.
+    /// Returns the schedules after `after` that have not moved to another store, by name.
     pub fn here(&self, after: Option<ScheduleId>) -> impl Iterator<Item = &ScheduleId> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let range = self.known.range((from, Bound::Unbounded));
         range.filter(|(_, known)| known.is_here()).map(|(id, _)| id)
     }
 
-    /// When those are due that are due from then on, the earliest first.
+    /// Returns the schedules that are due at `from` or later, earliest first.
     pub fn due(&self, from: Millis) -> impl Iterator<Item = (Millis, &ScheduleId)> {
         self.due.range(from..).flat_map(|(due, ids)| ids.iter().map(move |id| (*due, id)))
     }
 
-    /// Those of a namespace behind `after`, from `prefix` on, by name.
+    /// Returns a namespace's schedules from `prefix` on and after `after`, by name.
     pub fn of(
         &self,
         namespace: &Namespace,

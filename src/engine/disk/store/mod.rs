@@ -142,7 +142,8 @@ impl Store {
         self.log.last()
     }
 
-    /// Records the last synced group in the log, after a period without commits. Not essential, so a full disk is ignored.
+    /// Records the last synced group in the log, after a period without commits. Not essential, so a full disk is
+    /// ignored.
     pub fn attest(&self) -> Result<(), Fatal> {
         match self.log.attest() {
             Err(e) if !is_full(&e) => Err(Fatal(format!("a sync failed: {e}"))),

@@ -1,4 +1,4 @@
-//! Pause and resume. A pause stands beside the queue's name; consumes take a paused queue for an empty one.
+//! Pause and resume. A pause is stored with the queue's name; consumes treat a paused queue as empty.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub struct SetPause {
     pub pausing: Pausing,
 }
 
-/// The paused queues.
+/// Returns the paused queues.
 pub struct Paused;
 
 impl Step for SetPause {
@@ -35,7 +35,7 @@ impl Step for SetPause {
                 state.notify(&queue);
                 return Ok(None);
             }
-            // One microsecond before forever is far enough.
+            // One microsecond before forever.
             Pausing::For(time) => now.saturating_add(micros(time)).min(Micros::MAX - 1),
             Pausing::UntilResumed => Micros::MAX,
         };
@@ -60,12 +60,12 @@ impl Step for Paused {
 }
 
 impl WriterState {
-    /// A pause as callers see it.
+    /// Converts the end of a pause to a [`Pause`].
     pub fn pause_until(&self, until: Micros) -> Pause {
         Pause { until: (until < Micros::MAX).then(|| self.clock.to_day(until)) }
     }
 
-    /// Ends the pauses that are over, and tells the consumers.
+    /// Ends expired pauses, and notifies their queues.
     pub fn end_pauses(&mut self, now: Micros) {
         while self.pauses.first().is_some_and(|(until, _)| *until <= now) {
             let Some((_, queue)) = self.pauses.pop_first() else { return };
@@ -86,7 +86,7 @@ impl WriterState {
         self.queues.note_idle(queue, now);
     }
 
-    /// So many more queues of a namespace are paused.
+    /// Adds to the number of a namespace's paused queues.
     pub fn count_paused(&mut self, namespace: &Namespace, more: isize) {
         let paused = self.paused.entry(namespace.clone()).or_default();
         *paused = paused.saturating_add_signed(more);

@@ -184,8 +184,8 @@ impl WriterState {
 }
 
 impl WriterState {
-    /// Checks whether bytes that belong to no job may be stored: of a schedule, or of the result of a call that stores no
-    /// job. Nothing new may if the quota of jobs is used up.
+    /// Checks whether bytes that belong to no job may be stored: of a schedule, or of the result of a call that stores
+    /// no job. Nothing new may if the quota of jobs is used up.
     pub fn admit_beside(&self, namespace: &Namespace, bytes: u64, is_new: bool) -> Result<(), StepError> {
         let Some(of) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
         let beside = self.schedules.bytes_of_namespace(namespace);

@@ -1,4 +1,4 @@
-//! Schedules: a step of one, with the job that goes with it; a page of them; those that are due.
+//! Schedules: a step, with its job; pages of a namespace's schedules; due schedules.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ use crate::engine::{
 use crate::error::Error;
 use crate::name::{Namespace, ScheduleName};
 
-/// How long the placer may sleep where there is no schedule,
+/// Maximum sleep of the scheduler if there is no schedule.
 const LONG: Duration = Duration::from_secs(3600);
-/// and where there are some: the time of day may be set.
+/// Maximum sleep of the scheduler otherwise: the time of day may be set.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Takes a step.
@@ -49,7 +49,7 @@ impl Step for StepSchedule {
     }
 }
 
-/// A page of a namespace's schedules.
+/// Returns a page of a namespace's schedules.
 pub struct ListSchedules {
     pub namespace: Namespace,
     pub list: ScheduleList,
@@ -92,7 +92,7 @@ impl Step for ListSchedules {
     }
 }
 
-/// The schedules that are due.
+/// Returns the due schedules.
 pub struct ReadDue(pub DueList);
 
 impl Step for ReadDue {
@@ -119,7 +119,7 @@ impl Step for ReadDue {
         }
         let next = match state.schedules.due(from).nth(schedules.len()).map(|(due, _)| due) {
             Some(due) => Duration::from_millis(due.saturating_sub(now)).min(LOOK),
-            // One that is due for longer is another's to do, and then it is due again.
+            // Schedules that have been overdue for longer are placed by another task, and then become due again.
             None if state.schedules.due(0).next().is_none() => LONG,
             None => LOOK,
         };
@@ -128,7 +128,7 @@ impl Step for ReadDue {
     }
 }
 
-/// A part of all, by name. A cursor is the last one of the part before.
+/// Returns a page of all schedules, by name. The cursor is the last schedule of the previous page.
 fn read_all(
     state: &mut WriterState,
     from: Option<Cursor>,
@@ -152,7 +152,7 @@ fn read_id(text: &str) -> Result<ScheduleId, StepError> {
 }
 
 impl WriterState {
-    /// Writes a schedule, and stores its job. Nothing is written when the job is refused.
+    /// Writes a schedule, and stores its job. Writes nothing if the job is rejected.
     fn put_schedule(
         &mut self,
         id: ScheduleId,
@@ -211,7 +211,7 @@ impl WriterState {
         self.schedules.set(id, None);
     }
 
-    /// Reads a schedule that is there.
+    /// Reads an existing schedule.
     fn read_schedule(&self, id: ScheduleId, body: bool) -> Result<StoredSchedule, Fatal> {
         let row = |key| {
             let row = self.txn.row(Space::Schedules, key)?;
@@ -224,8 +224,8 @@ impl WriterState {
     }
 }
 
-/// The version after a step; `None` where a schedule would have no setting. `gone` is the pool's: it says nothing of a name
-/// that comes with a revision of its own.
+/// Returns the version after a step; `None` if the schedule would have no setting. `gone` is the highest deleted
+/// revision of the pool; it does not matter if the step sets the revision.
 fn next_version(known: Option<Known>, put: &SchedulePut, gone: u64) -> Option<ScheduleVersion> {
     match (known, &put.setting, put.revision) {
         (Some(Known { version, .. }), None, None) => {

@@ -1,6 +1,6 @@
-//! Schedules. In a cluster all of them are in one partition, and their jobs in others: a step that has a job looks first
-//! whether it may be taken, publishes the job so that a repeat changes nothing, and then replaces the record. A step that ends
-//! in between is taken again, and finds its job published.
+//! Schedules in a cluster: all records are in one partition, and their jobs in others. A step with a job first checks
+//! the record, then publishes the job with an idempotency key, and finally replaces the record. An interrupted step is
+//! repeated, and then finds its job published.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ impl Router {
         if self.only().is_some() {
             return self.settings().step_schedule(step).await;
         }
-        // A caller that leaves must not leave a job without its record.
+        // Continues if the caller leaves, because a job must not be stored without its record.
         let router = self.clone();
         let stepped = self.pool.tasks.spawn(async move { router.step_in_cluster(step).await });
         stepped.await.unwrap_or(Err(Error::Closed))
@@ -56,7 +56,7 @@ impl Router {
     }
 }
 
-/// What makes the job of a step safe to publish again: the version that the step is of.
+/// Returns the idempotency key of the job of a step: derived from the version that the step expects.
 fn once_of(step: &ScheduleStep) -> Option<Once> {
     let version = step.expected.unwrap_or_default();
     let key = format!("schedule/{}/{}/{}", step.id, version.revision, version.step);

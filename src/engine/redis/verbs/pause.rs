@@ -1,12 +1,12 @@
-//! Pauses. They stand in one hash of the Redis; each server remembers what is in it, and asks several times a second
-//! whether it has changed. A consume leaves out the queues that are paused, so that it costs the Redis nothing. What is
-//! remembered is believed for [`BELIEVED`](crate::engine::redis::pauses::BELIEVED): when it is older, since the Redis
-//! hangs or the task is late, a consume asks for its own queues. Both ask on the connection of consumes, so that what
-//! holds up others holds up no consume.
+//! Pauses. They are in one hash of the Redis; each server keeps a view of it, and checks the hash's version several
+//! times a second. A consume leaves paused queues out, so they cost the Redis nothing. The view is trusted for
+//! [`BELIEVED`](crate::engine::redis::pauses::BELIEVED): if it is older, because the Redis hangs or the task is late, a
+//! consume reads the pauses of its own queues. Both use the connection of consumes, so that other calls do not delay
+//! consumes.
 //!
-//! What this process has changed it applies itself. An answer says which version the hash had before the change and
-//! after it. While these versions follow on each other nothing is read again; what others have changed is read as a
-//! whole.
+//! Changes by this process are applied to the view at once. The reply to a change has the hash's version before and
+//! after it. While these versions are consecutive, nothing is read again; after a change by another server the whole
+//! hash is read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,12 +25,12 @@ use crate::engine::{MAX_PAUSED, Pause, Pausing};
 use crate::error::{Error, Result};
 use crate::name::{Queue, QueueList};
 
-/// How often a server asks for changes.
+/// Interval between checks for changes.
 const ASK: Duration = Duration::from_millis(400);
-/// How many pauses one call ends.
+/// Maximum number of pauses ended by one call.
 const MOST_ENDED: usize = 500;
 impl PartitionCore {
-    /// Pauses a queue, or ends its pause; its earlier pause is forgotten.
+    /// Pauses a queue, or ends its pause. Replaces an earlier pause.
     pub async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
         let time = match pausing {
             Pausing::For(time) => Some(time),
@@ -56,7 +56,7 @@ impl PartitionCore {
         Ok(Some(pause))
     }
 
-    /// Ends pauses; with `only_if_over` those whose time is over. Says of each queue whether it is not paused now.
+    /// Ends pauses; with `only_if_over`, only expired ones. Returns for each queue whether it is not paused now.
     async fn end(&self, queues: &[Queue], only_if_over: bool) -> Result<(Versions, Vec<bool>)> {
         let mut cmd = self.call(&self.scripts.resume);
         cmd.key(&self.keys.paused).arg(u8::from(only_if_over));
@@ -69,7 +69,7 @@ impl PartitionCore {
         Ok((Versions { now, before, after }, ended))
     }
 
-    /// Every queue that is paused now. Asks the Redis.
+    /// Returns all paused queues. Calls the Redis.
     pub async fn all_paused(&self) -> Result<BTreeMap<Queue, Pause>> {
         self.ask_for_pauses().await?;
         let now = self.now();
@@ -78,7 +78,7 @@ impl PartitionCore {
         Ok(paused)
     }
 
-    /// Those of these queues that are not paused.
+    /// Returns the queues of the list that are not paused.
     pub async fn not_paused(&self, queues: &QueueList) -> Result<Vec<Queue>> {
         let queues = queues.queues();
         if self.pauses.believed() {
@@ -90,7 +90,7 @@ impl PartitionCore {
         cmd.arg(&self.keys.paused).arg(queues.iter().map(keys::group).collect::<Vec<_>>());
         let paused: Outcome<Vec<Option<Vec<u8>>>> = self.query_on(Lane::Consume, &cmd).await;
         if paused.as_ref().is_err_and(Fault::is_of_part) {
-            // Queues of other partitions go on by what is known.
+            // The partition of the hash is unavailable. Queues of other partitions are served by the last view.
             let now = self.now();
             return Ok(queues.into_iter().filter(|queue| self.pauses.of(queue, now).is_none()).collect());
         }
@@ -101,12 +101,12 @@ impl PartitionCore {
         Ok(found.filter(|(_, until)| !until.clone().is_some_and(lasts)).map(|(queue, _)| queue).collect())
     }
 
-    /// Reads what has changed, unless what is remembered is new enough.
+    /// Updates the view if it is too old to be trusted.
     pub async fn know_pauses(&self) -> Result<()> {
         if self.pauses.believed() { Ok(()) } else { self.ask_for_pauses().await }
     }
 
-    /// Reads what has changed, and notifies of queues that were resumed elsewhere.
+    /// Updates the view, and notifies queues that were resumed by other servers.
     async fn ask_for_pauses(&self) -> Result<()> {
         let asked = Instant::now();
         let version: Option<Vec<u8>> =
@@ -126,7 +126,7 @@ impl PartitionCore {
             let resumed = {
                 let mut known = self.pauses.known.write();
                 if known.read_at.is_some_and(|at| at > asked) {
-                    return Ok(()); // a later asking was faster
+                    return Ok(()); // a later read has finished first
                 }
                 known.read_at = Some(asked);
                 known.replace(version, paused, asked)
@@ -146,8 +146,8 @@ impl PartitionCore {
         Ok(paused)
     }
 
-    /// Ends the pauses whose time is over: notifies of their queues, and forgets them, here and in the Redis. Other
-    /// servers do the same, so this is no change that they have to hear of. Answers whether they have all ended.
+    /// Ends expired pauses: notifies their queues, and deletes the pauses from the view and the hash. The hash's
+    /// version stays, since other servers do the same. Returns whether all of them have ended.
     async fn end_pauses(&self) -> Result<bool> {
         let now = self.now();
         let ended: Vec<Queue> = {
@@ -172,24 +172,24 @@ impl PartitionCore {
             known.follow();
         }
         drop(known);
-        // It is the Redis's clock that says so, and somebody else may have paused it again.
+        // The Redis's clock decides, and another server may have paused the queue again.
         Ok(!over.contains(&false))
     }
 }
 
-/// Until when a queue is paused, as the hash has it.
+/// Reads the end of a pause in the hash.
 fn read_pause(until: &[u8]) -> Option<Pause> {
     let until: Millis = std::str::from_utf8(until).ok()?.parse().ok()?;
     Some(Pause { until: (until > 0).then_some(until) })
 }
 
-/// The task that learns of pauses, and ends them.
+/// Runs the task that keeps the view up to date and ends expired pauses.
 pub async fn run(core: Arc<PartitionCore>) {
     let (pauses, closing) = (&core.pauses, core.tasks.stopping().clone());
     let ask = async {
         loop {
             let next = Instant::now() + ASK;
-            // A Redis that is away is told of by all others that use it.
+            // An error is ignored here: other tasks that use the Redis report it.
             let _ = core.ask_for_pauses().await;
             sleep_until(next).await;
         }
@@ -198,13 +198,13 @@ pub async fn run(core: Arc<PartitionCore>) {
         loop {
             let first = pauses.known.read().ends.first().map(|(until, _)| *until);
             let rest = first.map_or(ASK, |until| Duration::from_millis(until.saturating_sub(core.now())));
-            // The least pause bounds what a clock costs that is behind the Redis's.
+            // At least a millisecond, so that a pause that stays in the view does not cause a busy loop.
             let rest = sleep(rest.clamp(Duration::from_millis(1), ASK));
             let over = tokio::select! {
                 () = rest => true,
                 () = pauses.earlier.notified() => false,
             };
-            // What has not ended, another server has paused again, which is learned soon.
+            // A pause that has not ended was set again by another server; the view will have it soon.
             if over && !core.end_pauses().await.unwrap_or(false) {
                 sleep(ASK).await;
             }

@@ -1,5 +1,5 @@
-//! Schedules: steps of them, which share script calls as publishes do (lua/step_schedule.lua); a page of them; those that
-//! are due.
+//! Schedules: steps, batched in script calls like publishes (lua/step_schedule.lua); pages of a namespace's schedules;
+//! due schedules.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,11 +24,11 @@ use crate::engine::{
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName, ScheduleName};
 
-/// How long a placer may sleep: others store schedules too, and the Redis's clock may be set.
+/// Maximum sleep of the scheduler: other servers store schedules too, and the Redis's clock may be set.
 pub const LOOK: Duration = Duration::from_secs(1);
-/// After so many bytes of bodies an answer ends.
+/// A reply ends after this many bytes of bodies.
 pub const MOST_BYTES: usize = 1 << 20;
-/// What a step carries beside bodies and texts.
+/// Bytes of a step besides bodies and texts, approximately.
 const BESIDE: usize = 512;
 
 impl BatchSize for ScheduleStep {
@@ -42,7 +42,7 @@ impl BatchSize for ScheduleStep {
 }
 
 impl PartitionCore {
-    /// Takes a step, together with those of others.
+    /// Takes a step, batched with concurrent ones.
     pub async fn step_schedule(self: &Arc<Self>, step: ScheduleStep) -> Result<Stepped> {
         step.job().map(check).transpose()?;
         loop {
@@ -56,7 +56,7 @@ impl PartitionCore {
         }
     }
 
-    /// Begins the tasks that take steps that wait for it.
+    /// Starts the tasks that take waiting steps.
     fn stepper(self: &Arc<Self>) -> Caller<ScheduleStep, Option<Stepped>> {
         let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let tasks = ("a task that takes steps of schedules", PUBLISHERS);
@@ -66,8 +66,8 @@ impl PartitionCore {
         caller
     }
 
-    /// Takes steps in one script call, and answers each. `None`: what a destroy has set aside of the queue of its job must be
-    /// deleted first.
+    /// Takes steps in one script call, and replies to each. `None`: a destroy has set jobs of its job's queue aside,
+    /// which must be deleted first.
     pub async fn step_schedules(
         self: &Arc<Self>,
         own: usize,
@@ -96,7 +96,8 @@ impl PartitionCore {
             new.push(job.map(|job| job.new).unwrap_or_default());
         }
         call.arrived_at(arrived);
-        // Whoever is told of an error looks again before the next step: nothing need be taken back.
+        // Nothing is undone after a late reply: after an error the scheduler reads the record again before its next
+        // step.
         let clock = Instant::now();
         let lane = Lane::Publish(own + 1);
         let reply: Vec<Value> = ask!(self.attempts(lane), |link| async {
@@ -118,7 +119,7 @@ impl PartitionCore {
         told.map(|((step, new), told)| Ok(self.told_of(step, new, told)?)).collect()
     }
 
-    /// Reads what became of a step, and tells consumers of its job.
+    /// Reads the result of a step, and notifies the queue of its job.
     fn told_of(&self, step: &ScheduleStep, new: &[Queue], told: &Value) -> Outcome<Result<Option<Stepped>>> {
         let told: Vec<Value> = read(told)?;
         let what: String = read(told.first().ok_or_else(unreadable)?)?;
@@ -145,7 +146,7 @@ impl PartitionCore {
         })))
     }
 
-    /// A page of a namespace's schedules.
+    /// Returns a page of a namespace's schedules.
     pub async fn list_schedules(&self, namespace: &Namespace, list: &ScheduleList) -> Result<SchedulePage> {
         let (from, to, limit, bodies) = bounds_of(list);
         let mut cmd = self.call(&self.scripts.list_schedules);
@@ -168,7 +169,7 @@ impl PartitionCore {
         Ok(SchedulePage { now: now / 1000, schedules, next })
     }
 
-    /// The schedules that are due.
+    /// Returns the due schedules.
     pub async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
         let mut cmd = self.call(&self.scripts.due_schedules);
         cmd.key(&self.keys.due).key(&self.keys.schedules).arg(&self.keys.schedule_base);
@@ -181,7 +182,7 @@ impl PartitionCore {
     }
 }
 
-/// Where a page begins and ends, how many it has at most, and whether with bodies.
+/// Returns the bounds of a page, its maximum length, and whether it has bodies.
 fn bounds_of(list: &ScheduleList) -> (String, String, usize, bool) {
     match list {
         ScheduleList::One(name) => (format!("[{name}"), format!("[{name}"), 1, true),
@@ -196,13 +197,13 @@ fn bounds_of(list: &ScheduleList) -> (String, String, usize, bool) {
     }
 }
 
-/// The schedule that `namespace/name` names.
+/// Parses `namespace/name`.
 fn id_of_member(member: &str) -> Option<ScheduleId> {
     let (namespace, name) = member.split_once('/')?;
     Some(ScheduleId { namespace: Namespace::parse(namespace).ok()?, name: ScheduleName::parse(name)? })
 }
 
-/// What lua/due_schedules.lua takes to say which.
+/// Returns the arguments of lua/due_schedules.lua.
 fn args_of_due(list: &DueList) -> [String; 4] {
     let from = match list {
         DueList::Ever { from, .. } => from.as_ref().map_or("0", |Cursor(at)| at),
@@ -237,7 +238,7 @@ fn read_due(reply: &[Value]) -> Outcome<DueSchedules> {
     Ok(DueSchedules { now, schedules, more, next, counts, by })
 }
 
-/// A step as lua/step_schedule.lua takes it.
+/// Encodes a step for lua/step_schedule.lua.
 fn fields_of(step: &ScheduleStep, (job_keys, job_args): (usize, usize)) -> Fields {
     let mut fields = Fields::default();
     fields.number("keys", job_keys as u64).number("args", job_args as u64);
@@ -278,7 +279,7 @@ fn fields_of(step: &ScheduleStep, (job_keys, job_args): (usize, usize)) -> Field
     fields
 }
 
-/// A schedule's row. `id_of` reads the name under which it was found.
+/// Reads a schedule's row. `id_of` parses the name under which it was found.
 fn read_row(row: &Value, id_of: impl Fn(&str) -> Option<ScheduleId>) -> Outcome<StoredSchedule> {
     let row: Vec<Value> = read(row)?;
     let [name, revision, step, state, next, queue, text, progress, placed, body] = &row[..] else {
@@ -300,7 +301,7 @@ fn read_row(row: &Value, id_of: impl Fn(&str) -> Option<ScheduleId>) -> Outcome<
     })
 }
 
-/// As [`read_landed`] reads it.
+/// Encodes a result for [`read_landed`].
 fn landed_line(Landed { at, placed: Placed { id, due_at, how } }: &Landed) -> Vec<u8> {
     let due = due_at.map(|due| due.saturating_mul(1000).to_string()).unwrap_or_default();
     let line = match how {
@@ -311,7 +312,7 @@ fn landed_line(Landed { at, placed: Placed { id, due_at, how } }: &Landed) -> Ve
     line.into_bytes()
 }
 
-/// What became of the last job: when, and a line as lua/publish_with.lua writes it.
+/// Reads the result of the last job: when it was placed, and a line written by lua/publish_with.lua.
 fn read_landed(landed: &[u8]) -> Outcome<Option<Landed>> {
     if landed.is_empty() {
         return Ok(None);
