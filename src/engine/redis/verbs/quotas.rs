@@ -36,7 +36,7 @@ const TURN: Duration = Duration::from_secs(15);
 /// Time that a new quota waits for the first count. It is enough for a small store.
 const PATIENCE: Duration = Duration::from_millis(800);
 /// Like `PATIENCE`, in a cluster, where the partitions of a node are counted one after the other.
-const PATIENCE_IN_CLUSTER: Duration = Duration::from_secs(3);
+const PATIENCE_IN_CLUSTER: Duration = Duration::from_secs(8);
 /// Maximum namespaces updated per script call.
 pub const CHUNK: usize = 250;
 
