@@ -71,15 +71,17 @@ impl PartitionCore {
         let counted = quotas.iter().filter(|(_, quota)| quota.counts_jobs()).map(|(name, _)| name.clone());
         let counted: Vec<Namespace> = counted.collect();
         let before = std::mem::replace(&mut *self.quotas.namespaces.lock(), counted.clone());
+        let mut done = self.quotas.done.subscribe();
+        if new > 0 {
+            // Before the notification, so that one count is enough.
+            self.quotas.asked.send_modify(|asked| *asked += 1);
+        }
+        let asked = *self.quotas.asked.borrow();
         // This server may hold the lease even if another server has set the quota.
-        if before != counted {
+        if new > 0 || before != counted {
             self.quotas.changed.notify_one();
         }
         if new > 0 {
-            let mut done = self.quotas.done.subscribe();
-            self.quotas.asked.send_modify(|asked| *asked += 1);
-            let asked = *self.quotas.asked.borrow();
-            self.quotas.changed.notify_one();
             // A large store takes longer, and another server may hold the lease.
             let patience = if knows_queues { PATIENCE } else { PATIENCE_IN_CLUSTER };
             let _ = timeout(patience, done.wait_for(|done| *done >= asked)).await;
