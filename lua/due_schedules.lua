@@ -1,11 +1,12 @@
--- Reads the schedules that are due, the earliest first. Forgets when those are due that are not there any more.
--- KEYS    sorted set of schedules by when they are due, hash of figures
--- ARGV    what the keys of their hashes begin with, how many at most, where a scan of all goes on ('' = only those that are due),
---         after how many bytes of bodies the answer ends, within how many ms they have become due ('' = since ever)
--- returns {now, when the next one is due in ms ('' = there is none), how many are in each of five states, name and count
---         of each kind of placer, where the scan goes on ('0' = it has ended, '' = there was none), per schedule its row as
---         lua/list_schedules.lua has it}
--- bound   256 schedules, or what a step of ZSCAN has, and the bytes that were asked for beyond which the next one goes (the caller's)
+-- Reads due schedules, earliest first, or a part of all schedules without their bodies. Removes due times of deleted
+-- schedules.
+-- KEYS    sorted set of schedules by due time, hash of statistics (lua/step_schedule.lua)
+-- ARGV    prefix of the schedules' keys, maximum number of schedules, cursor of a scan of all schedules ('' = due ones),
+--         bytes of bodies after which the reply ends, maximum ms since the due time ('' = any)
+-- returns {now, due time of the next schedule in ms ('' = none), number of schedules in each of five states, name and
+--         count of each kind of scheduler, next cursor ('0' = the end, '' = no scan), per schedule its row as in
+--         lua/list_schedules.lua}
+-- bound   256 schedules or one step of ZSCAN, and one body beyond the bytes (the caller's)
 local due_key, figures, base_of, most, ever, most_bytes, within = KEYS[1], KEYS[2], unpack(ARGV)
 local bytes, taken, time = 0, 0, math.floor(now / 1000)
 local counts, by = {0, 0, 0, 0, 0}, {}

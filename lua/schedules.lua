@@ -17,8 +17,8 @@ local function setting_bytes(key)
   return #(stored[1] or '') + #(stored[2] or '')
 end
 
--- Takes a step. `keys`: figures, due, schedule, names, and bytes: a hash of how many bytes the schedules of each namespace
--- take. `publish` stores its job, if it has one.
+-- Takes a step. `keys`: the keys of lua/step_schedule.lua: figures (statistics), due, bytes, schedule, names. `publish`
+-- stores its job, if it has one.
 local function take_step(step, keys, publish)
   local time = math.floor(now / 1000)
   local held = call('HMGET', keys.schedule, 'revision', 'step', 'state', 'gone')
@@ -43,7 +43,7 @@ local function take_step(step, keys, publish)
   if time < step.not_before then return {'early'} end
   local gone = tonumber(held[4]) or 0
   if not revision then
-    -- What was deleted in the middle of a move between stores stays so.
+    -- A schedule that was deleted while it moved between stores stays deleted.
     if not step.text or step.exact and step.exact <= gone then return {'stale'} end
     local all = 0
     for _, of in ipairs(call('HMGET', keys.figures, 0, 1, 2, 3, 4)) do all = all + (tonumber(of) or 0) end

@@ -2,15 +2,16 @@
 -- precedes this script as the function `publish`, and replaces the record. So the job exists if and only if the
 -- schedule's record says so.
 -- KEYS    hash of statistics (number of schedules in each state; gone: the highest revision of a deleted one;
---         by:<kind>: steps taken by a kind of placer), sorted set of schedules by due time, hash of the bytes used by
+--         by:<kind>: steps taken by a kind of scheduler), sorted set of schedules by due time, hash of the bytes used by
 --         each namespace's schedules | per step: hash of the schedule, sorted set of the names in its namespace, keys
 --         of lua/publish_with.lua if it has a job
 -- ARGV    per step: a table packed by cmsgpack (nil fields are absent), arguments of lua/publish_with.lua if it has a
 --         job. The table: keys, args: the job's number of each; name, member: of the schedule, in its namespace and
 --         among all; revision, step: the expected version (nil = no schedule); delete = 1: deletes it, and the other
 --         fields are absent; state; next: due time in ms (nil = never); progress; queue, text, body (nil = unchanged);
---         landed: outcome of an earlier job; not_before, not_after: ms; of_namespace, of_pool: maximum number of
---         schedules; by: the kind of placer (nil = not counted); dry = 1: writes nothing
+--         landed: outcome of an earlier job; not_before: ms; exact: the revision to store (nil = the next one); moved = 1:
+--         the schedule is in another store and is never due; of_namespace, of_pool: maximum number of schedules; by: the
+--         kind of scheduler (nil = not counted); dry = 1: writes nothing
 -- returns {now, per step {'done', revision, step, time in ms, outcome of the job ('' = none)}, {'stale'}, {'early'},
 --         {'many'}, {'quota', the exceeded quota}, or the reply of lua/publish_with.lua if it stored nothing}
 -- bound   64 steps, and 1 MiB of their contents or one step (the caller's)

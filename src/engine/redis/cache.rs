@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_comes_again_is_due_at_the_end_of_its_last_hand_over() {
+    fn a_redelivered_job_was_due_at_the_end_of_its_last_delivery() {
         let (id, cache) = (JobId::from_parts(5_000, 1, 10, false), Deliveries::new(10));
         assert_eq!(cache.begin(id, 2, 20_000_000), 15_000, "published at 5 s with a delay of 10 s");
         assert_eq!(cache.begin(id, 1, 30_000_000), 20_000, "the end of its ttr");

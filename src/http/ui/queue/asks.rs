@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use serde_json::{Value, json};
 
 use super::dead::reason;
-use super::statistics::Figures;
+use super::statistics::Statistics;
 use crate::http::ui::page::ask::{Refusal, Said, part};
 use crate::http::ui::page::form::Fields;
 use crate::http::ui::page::frame::{Command, Page, command_line, curl, curls};
@@ -67,7 +67,7 @@ pub fn verb(state: &str) -> &'static str {
 }
 
 async fn delete_dead(visit: &Visit, place: &PoolQueue) -> Sure<'static> {
-    let dead = Figures::read(visit, place).await.jobs("dead");
+    let dead = Statistics::read(visit, place).await.jobs("dead");
     let order = order(place, "delete", "dead", &Fields::default());
     Sure {
         title: format!("Delete the dead jobs of {}", place.name()),
@@ -80,7 +80,7 @@ async fn delete_dead(visit: &Visit, place: &PoolQueue) -> Sure<'static> {
 }
 
 async fn destroy(visit: &Visit, place: &PoolQueue, of: &Fields) -> Sure<'static> {
-    let counts = Figures::read(visit, place).await;
+    let counts = Statistics::read(visit, place).await;
     let which = STATES.iter().filter(|(state, _)| *state != "running");
     let chosen: Vec<&str> = of.all("which").collect();
     // One bulk action runs on a queue at a time, so the dead jobs need another request.
@@ -136,7 +136,7 @@ fn kept<'a>(of: &'a Fields, what: &'a str) -> Vec<(&'a str, &'a str)> {
 const IN_STEPS: &str = "The server does this in steps, and continues when you close this page.";
 
 async fn respawn_all<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Sure<'a> {
-    let dead = Figures::read(visit, place).await.jobs("dead");
+    let dead = Statistics::read(visit, place).await.jobs("dead");
     Sure {
         title: format!("Respawn all dead jobs of {}", place.name()),
         what: html! { p { (filtered(of, &dead, "dead")) " will be ready again, and workers get them. " (IN_STEPS) } },
@@ -150,7 +150,7 @@ async fn respawn_all<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Su
 }
 
 async fn promote_all<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Sure<'a> {
-    let delayed = Figures::read(visit, place).await.jobs("delayed");
+    let delayed = Statistics::read(visit, place).await.jobs("delayed");
     Sure {
         title: format!("Make all delayed jobs of {} due now", place.name()),
         what: html! { p { (filtered(of, &delayed, "delayed")) " will be ready now, and workers get them. " (IN_STEPS) } },

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::jobs;
 use super::push::push_route;
-use super::statistics::Figures;
+use super::statistics::Statistics;
 use super::{asks, bulk, dead, due};
 use crate::http::jobs::lists::FoundJobs;
 use crate::http::operators::bulk::{BulksReply, actions};
@@ -23,7 +23,7 @@ use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 /// Data read for the page.
 struct Read {
-    figures: Figures,
+    statistics: Statistics,
     history: Said<HistoryReply>,
     jobs: Said<FoundJobs>,
     push: Said<Value>,
@@ -62,12 +62,12 @@ pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     let of_due = async {
         if is_due_shown(visit, asked.unwrap_or("delayed")) { due::read(visit, place).await } else { None }
     };
-    let (figures, due) = tokio::join!(Figures::read(visit, place), of_due);
-    if let Some(refusal) = figures.refusal() {
+    let (statistics, due) = tokio::join!(Statistics::read(visit, place), of_due);
+    if let Some(refusal) = statistics.refusal() {
         return Err(refusal.clone());
     }
-    let state = asked.unwrap_or_else(|| figures.state_that_matters());
-    let read = read(visit, place, (figures, due), state).await;
+    let state = asked.unwrap_or_else(|| statistics.state_that_matters());
+    let read = read(visit, place, (statistics, due), state).await;
     // An invalid cursor or filter. A filter that this account may not use is rejected in place of the list.
     if let Err(refusal) = &read.jobs
         && refusal.status == StatusCode::BAD_REQUEST
@@ -76,7 +76,7 @@ pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     }
     let page = Page::new(format!("Queue {}", place.name()), "Queues", body(visit, place, state, &read));
     let page = page.under(rows::trail(visit, place));
-    Ok(match &read.figures.listing {
+    Ok(match &read.statistics.listing {
         Ok(listing) => page.of_samples(listing),
         Err(_) => page,
     })
@@ -85,7 +85,7 @@ pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
 async fn read(
     visit: &Visit,
     place: &PoolQueue,
-    (figures, due): (Figures, Option<due::Counted>),
+    (statistics, due): (Statistics, Option<due::Counted>),
     state: &str,
 ) -> Read {
     let range = visit.fields.get("range").unwrap_or("hour");
@@ -100,10 +100,10 @@ async fn read(
     let bulk = actions(visit.state(), ask.shows_bodies());
     let (jobs, push, reasons) =
         tokio::join!(jobs::read(visit, place, state), ask.get(push_route(place, "")), reasons);
-    let pools = figures.listing.as_ref().map(|listing| &listing.pools[..]).unwrap_or_default();
+    let pools = statistics.listing.as_ref().map(|listing| &listing.pools[..]).unwrap_or_default();
     let is_away = pools.iter().any(|pool| pool.pool == place.pool && pool.trouble.is_some());
     let (jobs, push) = (explained(jobs, is_away), explained(push, is_away));
-    Read { figures, history, jobs, push, bulk, due, reasons }
+    Read { statistics, history, jobs, push, bulk, due, reasons }
 }
 
 /// Says why a route failed while the store is away: to clients it is an internal error.
@@ -115,11 +115,11 @@ fn explained<T>(said: Said<T>, is_away: bool) -> Said<T> {
 }
 
 fn body(visit: &Visit, place: &PoolQueue, state: &str, read: &Read) -> Markup {
-    let row = read.figures.row();
+    let row = read.statistics.row();
     html! {
         (head(visit, place, row))
         @if visit.may_change() { (asks::commands(visit, place, row.is_some_and(|row| row.paused))) }
-        @if let Ok(listing) = &read.figures.listing { (rows::troubles(visit, &listing.pools)) }
+        @if let Ok(listing) = &read.statistics.listing { (rows::troubles(visit, &listing.pools)) }
         @if let Some(row) = row.filter(|row| row.paused) {
             p.note {
                 "The queue is paused"
@@ -128,7 +128,7 @@ fn body(visit: &Visit, place: &PoolQueue, state: &str, read: &Read) -> Markup {
             }
         }
         (bulk::of_queue(visit, place, &read.bulk))
-        (figures(visit, read))
+        (statistics(visit, read))
         (push(visit, place, &read.push))
         (ranges(visit))
         (charts(visit, read.history.as_ref()))
@@ -143,12 +143,12 @@ fn body(visit: &Visit, place: &PoolQueue, state: &str, read: &Read) -> Markup {
         }
         div.row {
             (filter(visit, state))
-            @if visit.may_change() { (asks::of_all(visit, place, state, read.figures.count(state))) }
+            @if visit.may_change() { (asks::of_all(visit, place, state, read.statistics.count(state))) }
         }
         (filtered(visit))
         @let selects = visit.may_change() && state != "running" && read.jobs.as_ref().is_ok_and(|list| !list.jobs.is_empty());
         @if selects { (asks::selected(visit, place, state)) }
-        (jobs::list(visit, place, state, &read.jobs, &read.figures.jobs(state), selects))
+        (jobs::list(visit, place, state, &read.jobs, &read.statistics.jobs(state), selects))
         (asks::find(visit, place))
     }
 }
@@ -169,11 +169,11 @@ fn head(visit: &Visit, place: &PoolQueue, row: Option<&QueueReply>) -> Markup {
     }
 }
 
-fn figures(visit: &Visit, read: &Read) -> Markup {
+fn statistics(visit: &Visit, read: &Read) -> Markup {
     html! {
         dl.figures {
-            @for (state, words) in STATES { div { dt { (words) } dd { (read.figures.jobs(state)) } } }
-            @if let (Ok(listing), Some(row)) = (&read.figures.listing, read.figures.row()) {
+            @for (state, words) in STATES { div { dt { (words) } dd { (read.statistics.jobs(state)) } } }
+            @if let (Ok(listing), Some(row)) = (&read.statistics.listing, read.statistics.row()) {
                 div { dt { "Oldest" } dd { (rows::oldest(visit, listing, row)) } }
                 div { dt title="of this server, over the last minute" { "In/s" } dd { (rows::per_second(row.entered)) } }
                 div { dt title="of this server, over the last minute" { "Out/s" } dd { (rows::per_second(row.out)) } }
@@ -218,10 +218,10 @@ fn tabs(visit: &Visit, shown: &str, read: &Read) -> Markup {
                 @for (state, words) in STATES {
                     @let to = visit.fields.link_anew(&[("state", Some(state)), ("reason", None)]);
                     @let is_shown = shown == state;
-                    @let label = html! { (words) " " span.count { (read.figures.jobs(state)) } };
+                    @let label = html! { (words) " " span.count { (read.statistics.jobs(state)) } };
                     li {
                         // There is nothing to list.
-                        @if !is_shown && read.figures.count(state) == Some(0) { span.tab { (label) } }
+                        @if !is_shown && read.statistics.count(state) == Some(0) { span.tab { (label) } }
                         @else { a href=(to) aria-current=[is_shown.then_some("page")] { (label) } }
                     }
                 }

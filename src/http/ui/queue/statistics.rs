@@ -16,18 +16,18 @@ struct Size {
 }
 
 /// Statistics read for a page.
-pub struct Figures {
+pub struct Statistics {
     pub listing: Said<QueuesReply>,
     /// Shows whether the names are valid and the pool exists.
     ready: Said<Size>,
 }
 
-impl Figures {
-    pub async fn read(visit: &Visit, place: &PoolQueue) -> Figures {
+impl Statistics {
+    pub async fn read(visit: &Visit, place: &PoolQueue) -> Statistics {
         visit.refresh(place).await;
         let listing = visit.queues(&format!("{}&limit=1", place.query()));
         let ready = visit.ask.get(place.api("/size", &[])).await;
-        Figures { listing, ready }
+        Statistics { listing, ready }
     }
 
     /// Returns the queue's row. `None` also before the first publish to it.
