@@ -1,12 +1,12 @@
 //! Forgetting a queue: everything in it goes but the jobs that run, and then its name. Above the stores: only the last step
 //! is theirs.
 
-use super::{Engine, JobList, MAX_LISTED, Pausing};
+use super::{Engine, JobList, MAX_LISTED};
 use crate::error::{Error, Result};
 use crate::job::JobState;
 use crate::name::Queue;
 
-/// Deletes the delayed, dead and ready jobs of a queue, ends its pause, and has the store forget its name. Running jobs are
+/// Deletes the delayed, dead and ready jobs of a queue, and has the store forget its name. Running jobs are
 /// left to their holders; one that comes back brings the name back. So does a job that is published meanwhile. In bounded
 /// steps: a call that fails in between has deleted some of the jobs, and can be repeated.
 pub async fn forget(engine: &dyn Engine, queue: &Queue) -> Result<()> {
@@ -27,6 +27,5 @@ pub async fn forget(engine: &dyn Engine, queue: &Queue) -> Result<()> {
     engine.delete_dead(queue, u64::MAX).await?;
     // Last, since delayed jobs become ready meanwhile.
     engine.destroy(queue).await?;
-    engine.pause(queue, Pausing::Resumed).await?;
     engine.forget_queue(queue).await
 }

@@ -1,5 +1,5 @@
-//! What is late, as far as this process knows: whether the task that does it is busy, how schedules go on that catch up, and
-//! since when something is owed. The store decides: all of this may be forgotten.
+//! This process's view of late occurrences: whether the task for them is busy, the schedules that are catching up, and
+//! how long something has been owed. A cache: the store decides, and all of this may be lost.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,70 +10,70 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::record::Schedule;
+use super::stored::ScheduleId;
 use crate::clock::Millis;
-use crate::engine::ScheduleId;
 
-/// Of so many it is kept how they go on. Others are found again by the store's word.
+/// Maximum number of schedules catching up to keep. Further ones are read again from the store.
 const MOST_GOING: usize = 1000;
-/// So many are remembered that owe something.
+/// Maximum number of schedules that owe something to keep.
 const MOST_OWING: usize = 10_000;
-/// A schedule that has more to catch up is looked at again after so long, in case that whoever catches up is gone. Much
-/// sooner, and those with a backlog would fill the list of what is due now.
+/// A schedule with a backlog is due again after this time, in case the server that catches up has died. If this were
+/// much shorter, schedules with a backlog would fill the list of due ones.
 pub const TAKE_UP: Millis = 60_000;
-/// What a schedule owed this long ago another server may have placed since.
+/// Age at which an entry of `owing` is dropped: another server may have placed the occurrence since.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
-/// What is late.
+/// Late occurrences.
 #[derive(Debug, Default)]
 pub struct Late {
     woken: Notify,
-    /// How often the task was woken, and how often when it began to look and found all done.
+    /// Number of times the task was woken, and that number at the start of its last check that found nothing left.
     woken_times: AtomicU64,
     done_times: AtomicU64,
-    /// Schedules as the last step has left them, that have more to catch up.
+    /// Schedules with a backlog, as the last step left them.
     going: Mutex<BTreeMap<ScheduleId, Schedule>>,
-    /// Since when schedules owe something that the store is not asked for yet, and when that was seen.
+    /// Due time of the oldest occurrence owed by a schedule that is not due in the store yet, and when that was recorded.
     owing: Mutex<HashMap<ScheduleId, (Millis, Instant)>>,
 }
 
 impl Late {
-    /// There is something to do.
+    /// Wakes the task: something is late.
     pub fn wake(&self) {
         self.woken_times.fetch_add(1, Ordering::AcqRel);
         self.woken.notify_one();
     }
 
-    /// There may be something to walk for.
+    /// Wakes the task: a [`walk`](super::walk) may be needed.
     pub fn nudge(&self) {
         self.woken.notify_one();
     }
 
-    /// Waits until one of both is said.
+    /// Waits for [`wake`](Late::wake) or [`nudge`](Late::nudge).
     pub async fn woken(&self) {
         self.woken.notified().await;
     }
 
-    /// How often it was woken so far: for [`rest`](Late::rest), before it looks.
+    /// Returns how many times it was woken: read before a check, for [`rest`](Late::rest).
     pub fn woken_times(&self) -> u64 {
         self.woken_times.load(Ordering::Acquire)
     }
 
-    /// There is nothing to do any more, unless it was woken since it looked.
+    /// Records that nothing is left to do, unless it was woken since `woken_times` was read.
     pub fn rest(&self, woken_times: u64) {
         self.done_times.store(woken_times, Ordering::Release);
     }
 
-    /// Whether it has done all that there was to do when it had been woken so often.
+    /// Returns whether everything was done that it had been woken for by then.
     pub fn has_done(&self, woken_times: u64) -> bool {
         self.done_times.load(Ordering::Acquire) >= woken_times
     }
 
-    /// Whether the task has something to do.
+    /// Returns whether the task has work to do.
     pub fn is_busy(&self) -> bool {
         self.woken_times() != self.done_times.load(Ordering::Acquire)
     }
 
-    /// This schedule has more to catch up.
+    /// Hands over a schedule with a backlog.
     pub fn hand(&self, schedule: Schedule) {
         let mut going = self.going.lock();
         if going.len() < MOST_GOING || going.contains_key(&schedule.id) {
@@ -83,7 +83,7 @@ impl Late {
         self.wake();
     }
 
-    /// Some of those that have more to catch up.
+    /// Removes and returns up to `most` schedules with a backlog.
     pub fn take(&self, most: usize) -> Vec<Schedule> {
         let mut going = self.going.lock();
         std::iter::from_fn(|| going.pop_first()).take(most).map(|(_, schedule)| schedule).collect()
@@ -93,7 +93,7 @@ impl Late {
         !self.going.lock().is_empty()
     }
 
-    /// Remembers since when a schedule owes something.
+    /// Records the due time of the oldest occurrence that a schedule owes.
     pub fn owes(&self, id: &ScheduleId, since: Option<Millis>) {
         let mut owing = self.owing.lock();
         match since {
@@ -102,7 +102,7 @@ impl Late {
         }
     }
 
-    /// Since when something is owed, as far as this server knows.
+    /// Returns the due time of the oldest owed occurrence known to this server.
     pub fn oldest_owed(&self) -> Option<Millis> {
         let mut owing = self.owing.lock();
         owing.retain(|_, (_, seen)| seen.elapsed() < FORGOTTEN);

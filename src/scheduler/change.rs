@@ -1,30 +1,30 @@
-//! What requests ask for: a schedule is set, deleted, paused, resumed. Each is one step of the store that compares
-//! what was read; when somebody else was faster it is read again.
+//! Requests that set, delete, pause and resume a schedule. Each is one compare-and-swap, repeated if another server was
+//! faster.
 
 use super::condition::{Condition, NotChanged, TRIES};
 use super::core::Scheduler;
 use super::find::FoundSchedule;
 use super::place::Looked;
 use super::record::Schedule;
+use super::stored::{ScheduleId, ScheduleStep, ScheduleVersion, Stepped};
 use crate::clock::Millis;
-use crate::engine::{ScheduleId, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped};
 use crate::error::Error;
 use crate::schedule::{self, Given, GivenUp, Step};
 
-/// How many occurrences a change decides before it: beyond that the placer is waited for.
+/// Maximum number of due occurrences that a change decides itself; beyond that it fails and leaves them to the tasks.
 const MOST_BEFORE: usize = 1000;
 
-/// Whether a change is done.
+/// How to execute a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Run {
     Real,
-    /// Nothing is written: the store says what would be.
+    /// Writes nothing, and returns the result that the store would give.
     Dry,
-    /// The same, and the store is not asked for its bounds. The revision is the one before.
+    /// Like `Dry`, without checking the store's bounds. Returns the current revision.
     Unasked,
 }
 
-/// What a change has done, or would do.
+/// Effect of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
     Created,
@@ -32,20 +32,20 @@ pub enum Changed {
     Unchanged,
 }
 
-/// A change that is to be written.
+/// A change to be written.
 struct Change {
     schedule: Schedule,
     what: Changed,
 }
 
-/// How far a change has come with what was due before it.
+/// Progress of a change with the occurrences due before it.
 #[derive(Debug, Default)]
 struct Before {
-    /// How many occurrences it has decided.
+    /// Number of decided occurrences.
     decided: usize,
-    /// The store has no room for the job of one.
+    /// The store has no room for a job.
     has_no_room: bool,
-    /// How often somebody else was faster.
+    /// Number of conflicts with other servers.
     tries: usize,
 }
 
@@ -55,13 +55,13 @@ impl Before {
     }
 }
 
-/// Whether a change has another time, or begins a pause: what is due is decided before.
+/// Returns whether a change moves occurrences or begins a pause, so that due ones must be decided before it.
 fn decides_before(old: &Schedule, given: &Given, now: Millis) -> bool {
     let pauses = given.paused == Some(true) && !old.state.progress.is_paused(now);
     pauses || given.setting.moves(&old.setting)
 }
 
-/// What a schedule becomes.
+/// Returns the schedule after a change.
 fn changed_to(old: Schedule, given: &Given, now: Millis) -> Change {
     let is_paused = old.state.progress.is_paused(now);
     let paused = given.paused.unwrap_or(is_paused);
@@ -80,7 +80,7 @@ fn changed_to(old: Schedule, given: &Given, now: Millis) -> Change {
 }
 
 impl Scheduler {
-    /// Sets a schedule, or answers what would be.
+    /// Sets a schedule, or returns what would happen.
     pub async fn set(
         &self,
         id: &ScheduleId,
@@ -129,7 +129,7 @@ impl Scheduler {
         Err(Error::Overloaded.into())
     }
 
-    /// One that is new.
+    /// Returns a new schedule.
     fn created(&self, id: &ScheduleId, given: &Given, now: Millis) -> Change {
         let mut schedule = Schedule::new(id.clone(), given.setting.clone(), now, &self.zones);
         if given.paused == Some(true) {
@@ -138,7 +138,8 @@ impl Scheduler {
         Change { schedule, what: Changed::Created }
     }
 
-    /// What was due before a change is the old setting's: it is decided first. Answers whether it must be read again.
+    /// Decides an occurrence that was due before a change, by the old setting. Returns whether the schedule must be read
+    /// again.
     async fn decide_before(
         &self,
         old: &Schedule,
@@ -157,7 +158,7 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// What is due, and the store has no room for, is missed by a change that counts from now.
+    /// Gives up due occurrences that the store has no room for: a change starts from now.
     fn give_up(&self, of: &mut Schedule, before: &Before, now: Millis) -> Option<GivenUp> {
         if !before.has_no_room {
             return None;
@@ -172,8 +173,7 @@ impl Scheduler {
         Some(given_up)
     }
 
-    /// Writes a schedule whose setting is another one, or that is new, or asks what would become of that. `None`: somebody
-    /// else was faster.
+    /// Writes a new or changed schedule; `dry`: only checks it. `None`: another server was faster.
     async fn write(
         &self,
         schedule: &Schedule,
@@ -186,11 +186,10 @@ impl Scheduler {
         let when = schedule.when(&self.zones);
         let (state, next) = (schedule.state_at(when.as_ref(), now), self.next_of(&schedule, now));
         let mut put = self.put(&schedule, state, next);
-        (put.setting, put.dry) = (Some(schedule.to_setting()), dry);
+        (put.is_change, put.dry) = (true, dry);
         let expected = (!is_new).then_some(schedule.version);
-        let then = ScheduleThen::Put(Box::new(put));
-        let step = ScheduleStep { id: schedule.id.clone(), expected, then };
-        match self.engine.step_schedule(step).await? {
+        let step = ScheduleStep { id: schedule.id.clone(), expected, put };
+        match self.store.step(step).await? {
             Stepped::Done { version, .. } => {
                 self.changed.notify_one();
                 Ok(Some(version))
@@ -206,9 +205,7 @@ impl Scheduler {
             let (found, _) = self.find(id).await?;
             let Some(found) = found else { return Err(NotChanged::NotFound) };
             condition.check(Some(found.revision()))?;
-            let expected = Some(found.version());
-            let step = ScheduleStep { id: id.clone(), expected, then: ScheduleThen::Delete };
-            if let Stepped::Done { .. } = self.engine.step_schedule(step).await? {
+            if self.store.delete(id, found.version()).await? {
                 self.changed.notify_one();
                 return Ok(());
             }
@@ -216,7 +213,7 @@ impl Scheduler {
         Err(Error::Overloaded.into())
     }
 
-    /// Pauses a schedule, until then or until it is resumed. Answers until when.
+    /// Pauses a schedule, for `time` or until it is resumed. Returns the end of the pause.
     pub async fn pause(&self, id: &ScheduleId, time: Option<Millis>) -> Result<Option<Millis>, NotChanged> {
         let mut before = Before::default();
         while before.goes_on() {
@@ -260,7 +257,7 @@ impl Scheduler {
         Err(Error::Overloaded.into())
     }
 
-    /// When a schedule is to be looked at next, as a step without a decision writes it.
+    /// Returns the next check of a schedule, as a step without a decision writes it.
     pub fn next_of(&self, schedule: &Schedule, now: Millis) -> Option<Millis> {
         let when = schedule.when(&self.zones)?;
         match schedule::step(&schedule.id.name, &schedule.setting, &when, &schedule.state.progress, now) {

@@ -1,38 +1,37 @@
-//! What must hold for a change, and why one was not done.
+//! Preconditions of a change, and the reasons for rejecting it.
 
 use crate::error::Error;
 
-/// How often a change is tried again that met another one.
+/// Maximum number of attempts of a change that conflicts with others.
 pub const TRIES: usize = 16;
-/// What must hold for a change to be done.
+
+/// Preconditions of a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     pub matches: Option<Matches>,
-    /// This is in force.
+    /// Required current revision.
     pub revision: Option<u64>,
-    /// There is no such schedule.
+    /// The schedule must not exist.
     pub is_new: bool,
 }
 
-/// Which revision must be in force.
+/// Accepted current revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Matches {
     Any,
-    /// One of these.
+    /// Any of these.
     These(Vec<u64>),
 }
 
-/// Why a change was not done.
+/// Reason for rejecting a change.
 #[derive(Debug)]
 pub enum NotChanged {
-    /// The condition does not hold: the revision that is in force.
+    /// A precondition failed. Contains the current revision.
     Condition(Option<u64>),
     NotFound,
     TooMany,
-    /// None may be made at all.
+    /// The configuration permits no schedules.
     Forbidden,
-    /// It was moved to another pool.
-    Moved,
     Store(Error),
 }
 
@@ -43,7 +42,7 @@ impl From<Error> for NotChanged {
 }
 
 impl Condition {
-    /// Whether it holds of what is in force.
+    /// Checks the preconditions against the current revision.
     pub fn check(&self, revision: Option<u64>) -> Result<(), NotChanged> {
         let matches = match &self.matches {
             None => true,

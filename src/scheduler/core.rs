@@ -1,4 +1,4 @@
-//! What placing and changing have in common: the store of a pool, the zone database, what is counted.
+//! State shared by placing and changing schedules: the stores of schedules and jobs, the zone database, metrics.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,11 @@ use tokio::sync::Notify;
 
 use super::backlog::Late;
 use super::record::{PlacerState, Schedule};
+use super::store::ScheduleStore;
+use super::stored::{ScheduleBounds, ScheduleId};
 use super::troubles::Troubles;
 use crate::clock::Millis;
-use crate::engine::{Engine, ScheduleBounds, ScheduleId};
+use crate::engine::Engine;
 use crate::metrics::ScheduleMetrics;
 use crate::name::PoolName;
 use crate::schedule::{Became, Paused, RAN_AHEAD, Zones};
@@ -22,34 +24,36 @@ use crate::schedule::{Became, Paused, RAN_AHEAD, Zones};
 pub struct Scheduler {
     pub pool: PoolName,
     pub engine: Arc<dyn Engine>,
+    pub store: ScheduleStore,
     pub zones: Arc<Zones>,
     pub bounds: ScheduleBounds,
     pub metrics: ScheduleMetrics,
     /// Notified when this process has changed a schedule.
     pub changed: Notify,
     pub late: Late,
-    /// Those that this server cannot read, by the revision that was logged.
+    /// Schedules that this server cannot read, with the revision that was logged.
     pub aside: Mutex<HashMap<ScheduleId, u64>>,
     pub troubles: Troubles,
-    /// Whether it was logged that other servers have a newer zone database.
+    /// Whether the log already says that other servers have a newer zone database.
     is_behind: AtomicBool,
-    /// How many steps servers with an older zone database have taken, as the store has told.
+    /// Number of records seen from servers with an older zone database.
     pub by_older: AtomicU64,
-    /// The same of servers with a newer one.
+    /// Number of records seen from servers with a newer zone database.
     by_newer: AtomicU64,
-    /// The store's time of day, as it was heard last.
+    /// Latest time of day read from the pool.
     heard: AtomicU64,
-    /// How often it was set back by more than [`RAN_AHEAD`] since the start.
+    /// Number of times it was set back by more than [`RAN_AHEAD`] since the start.
     set_back: AtomicU64,
 }
 
-/// The store was not asked yet.
+/// Value of `by_newer` before the first reading.
 const UNHEARD: u64 = u64::MAX;
 
 impl Scheduler {
     pub fn new(
         pool: PoolName,
         engine: Arc<dyn Engine>,
+        store: ScheduleStore,
         zones: Arc<Zones>,
         bounds: ScheduleBounds,
         metrics: ScheduleMetrics,
@@ -63,6 +67,7 @@ impl Scheduler {
         Scheduler {
             pool,
             engine,
+            store,
             zones,
             bounds,
             metrics,
@@ -78,8 +83,8 @@ impl Scheduler {
         }
     }
 
-    /// Notes the store's time of day. Where it was set back, what was decided until then may have to be set right: a walk
-    /// through all schedules finds those.
+    /// Records the pool's time of day. If it was set back, schedules decided by the clock that ran ahead need correction:
+    /// a walk through all schedules finds them.
     pub fn hear_time(&self, now: Millis) {
         if now.saturating_add(RAN_AHEAD) < self.heard.swap(now, Ordering::Relaxed) {
             self.set_back.fetch_add(1, Ordering::Relaxed);
@@ -87,17 +92,17 @@ impl Scheduler {
         }
     }
 
-    /// Grows with each event after which a walk through all schedules is due.
+    /// Returns a number that changes with each event that requires a walk through all schedules.
     pub fn causes_to_walk(&self) -> u64 {
         self.by_older.load(Ordering::Relaxed).wrapping_add(self.set_back.load(Ordering::Relaxed))
     }
 
-    /// Sets a schedule right that was decided by a clock that ran ahead. Returns whether it was.
+    /// Corrects a schedule decided by a clock that ran ahead. Returns whether it needed correction.
     pub fn set_right(&self, schedule: &mut Schedule, now: Millis) -> bool {
         let ahead = schedule.changed_at.saturating_sub(now);
         let progress = &schedule.state.progress;
         let mut right = progress.set_right(&schedule.setting.rule, now);
-        // It was to last for some time from the change on.
+        // The pause has a duration that begins at the change.
         if let Some(Paused { until: Some(until) }) = progress.paused
             && ahead > RAN_AHEAD
         {
@@ -110,12 +115,12 @@ impl Scheduler {
         true
     }
 
-    /// Whether a server with an older zone database has computed when this schedule is looked at next.
+    /// Returns whether an older zone database computed the next check of this schedule.
     pub fn is_newer_than(&self, state: &PlacerState) -> bool {
         self.zones.is_newer_than(&state.zones)
     }
 
-    /// Whether a server with a newer zone database has computed when this schedule is looked at next. Logs that once.
+    /// Returns whether a newer zone database computed the next check of this schedule. Logs that once.
     pub fn is_older_than(&self, state: &PlacerState) -> bool {
         let is_older = self.zones.is_older_than(&state.zones);
         if is_older {
@@ -131,7 +136,7 @@ impl Scheduler {
         }
     }
 
-    /// Hears how many steps placers with other zone databases have taken.
+    /// Records how many records were seen by zone database.
     pub fn hear(&self, by: &BTreeMap<Box<str>, u64>) {
         let older = by.iter().filter(|(by, _)| self.zones.is_newer_than(by)).map(|(_, count)| count);
         let older: u64 = older.sum();
@@ -140,7 +145,7 @@ impl Scheduler {
         }
         let newer = || by.iter().filter(|(by, _)| self.zones.is_older_than(by));
         let count: u64 = newer().map(|(_, count)| count).sum();
-        // The first time says nothing: they may be gone.
+        // The first reading is not evidence: the servers that wrote these records may have stopped.
         let before = self.by_newer.swap(count, Ordering::Relaxed);
         if before != UNHEARD
             && count > before

@@ -1,6 +1,6 @@
-//! The task that does what is late: what has been due for two minutes, as after an absence, and what is caught up.
-//! It may take its time, with much to search and many steps, and may wait for a store that is slow: the task that places
-//! what is due now (`task`) waits for nothing of it. It also takes the walk through all schedules (`walk`).
+//! The task for late occurrences: schedules due for more than two minutes, as after an absence, and those being caught
+//! up. It may need many steps or wait for a slow store without delaying the task that places what is due now (`task`).
+//! It also performs the walk through all schedules (`walk`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,26 +10,27 @@ use tokio_util::sync::CancellationToken;
 
 use super::core::Scheduler;
 use super::place::{Looked, Plan};
-use super::task::{LONGEST_RETRY, Look, Retry, STALE_PAUSE, Taken, apart, is_late};
+use super::store::DueList;
+use super::task::{LONGEST_RETRY, Look, MAX_DUE, Retry, STALE_PAUSE, Taken, apart, is_late};
 use super::walk::Walk;
 use crate::clock::Millis;
-use crate::engine::{DueList, MAX_DUE, together};
+use crate::engine::together;
 use crate::error::Result;
 use crate::outage::Outage;
 
-/// So many schedules take a step to catch up at the same time: others' publishes wait for no more.
+/// Maximum number of concurrent steps: other publishes wait for no more than these.
 const AT_A_TIME: usize = 64;
-/// So many are planned before others get the processor.
+/// Number of schedules to plan before yielding the processor.
 const PLANNED_AT_ONCE: usize = 16;
 
-/// Does what is late until `stop`. Tells `outage` whether each step worked.
+/// Processes late schedules until `stop`, and reports each result to `outage`.
 pub async fn catch_up(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: CancellationToken) {
     let (mut retry, mut walk) = (Retry::default(), Walk::default());
     while !stop.is_cancelled() {
         let woken_times = scheduler.late.woken_times();
         let looked = scheduler.look_late_and_walk(&mut walk).await;
         let wait = retry.wait(looked, &outage);
-        // While something is left it waits for its own retry. Otherwise it hears of all that came since it looked.
+        // With work left it waits for its own retry; otherwise any wake-up since the check ends the wait.
         let rests = scheduler.late.has_done(woken_times);
         tokio::select! {
             biased;
@@ -53,19 +54,19 @@ impl Scheduler {
         Ok(Look { wait: look.wait.min(next), ..look })
     }
 
-    /// Does what is late, up to a bound: of each schedule one step, and more of those that catch up once no other is late.
+    /// Processes late schedules, up to a bound: one step of each. Continues backlogs once no other schedule is late.
     pub(super) async fn look_late(&self) -> Result<Look> {
         let woken_times = self.late.woken_times();
-        let due = self.engine.due_schedules(DueList::Now(MAX_DUE)).await?;
+        let due = self.store.due(DueList::Now(MAX_DUE)).await?;
         let (mut taken, mut unreadable) = (Taken::default(), 0);
         for some in due.schedules.chunks(PLANNED_AT_ONCE) {
             let (late, recent): (Vec<_>, Vec<_>) =
                 some.iter().cloned().partition(|stored| is_late(stored, due.now));
             let (late, recent) = apart(|| (self.plans(&late, due.now), self.plans(&recent, due.now)));
             unreadable += late.1 + recent.1;
-            // What else is recent is not for this task.
+            // Other recent occurrences are left to the other task.
             let plans = late.0.into_iter().chain(recent.0.into_iter().filter(Plan::catches_up));
-            // What may still be placed as if nothing had been goes first.
+            // Occurrences within their deadline go first.
             let (later, first): (Vec<Plan>, Vec<Plan>) = plans.partition(Plan::is_catching_up);
             self.take(first, due.now, &mut taken).await;
             self.take(later, due.now, &mut taken).await;
@@ -80,7 +81,7 @@ impl Scheduler {
         let wait = match () {
             () if taken.moved || self.late.has_more() => Duration::ZERO,
             () if taken.stale => STALE_PAUSE,
-            // Another server can read it, or has computed it.
+            // Another server can read it, or has a newer zone database.
             () if is_left || taken.failed.is_some() => LONGEST_RETRY,
             () => {
                 self.late.rest(woken_times);
@@ -98,7 +99,7 @@ impl Scheduler {
         }
     }
 
-    /// Carries out a plan. What is left to be caught up of its schedule is gone on with.
+    /// Carries out a plan. If its schedule still has a backlog, hands it over to be continued.
     pub(super) async fn go_on(&self, plan: Plan, now: Millis) -> Result<Looked> {
         let (id, owes) = (plan.id().clone(), plan.owes());
         let rest = plan.rest();

@@ -1,11 +1,12 @@
-//! Schedules of a pool: places what is due, and changes what is set. Knows what a schedule is by [`schedule`], and keeps
-//! all of it in the store: no memory of its own decides anything, so any number of servers may run this at once.
+//! Schedules of a pool: places due occurrences, and executes changes. Decisions are made by [`schedule`], and all state is
+//! in the settings store; memory is only a cache, so any number of servers can run this at the same time.
 //!
-//! - [`run`](fn@run): the task that places what is due now. Asleep until the next is due, or until this process has changed one.
-//! - [`catch_up`](fn@catch_up): the task that does what is late, and walks through all for a newer zone database (`walk`).
-//! - `record`: a schedule, as two texts of the store; `place`: one look at one; `change`, `run` and `find`: what
-//!   requests ask for; `condition`: what must hold for it; `core`: what all of them have in common;
-//!   `troubles`: what a store was in that could not even write it down.
+//! - [`run`](fn@run): the task that places occurrences due now. Sleeps until the next one, or a change by this process.
+//! - [`catch_up`](fn@catch_up): the task for late occurrences and walks through all schedules (`walk`); `backlog`: its
+//!   state.
+//! - `store`: the records, and the step of one; `stored`: their encoding; `index`: due times in memory.
+//! - `record`: a decoded schedule; `place`: one check of a schedule; `change`, `run` and `find`: requests; `condition`:
+//!   their preconditions; `core`: shared state; `troubles`: errors that could not be written to a record.
 //!
 //! [`schedule`]: crate::schedule
 
@@ -14,10 +15,13 @@ mod change;
 mod condition;
 mod core;
 mod find;
+mod index;
 mod late;
 mod place;
 mod record;
 mod run;
+mod store;
+mod stored;
 mod task;
 mod troubles;
 mod walk;
@@ -29,4 +33,9 @@ pub use self::find::FoundSchedule;
 pub use self::late::catch_up;
 pub use self::record::Schedule;
 pub use self::run::{Ran, Runs};
+pub use self::store::{DueList, DueSchedules, Part, SchedulePage, ScheduleStore};
+pub use self::stored::{
+    Landed, ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting, ScheduleState, ScheduleStep,
+    ScheduleVersion, Stepped, StoredSchedule,
+};
 pub use self::task::run;

@@ -1,5 +1,5 @@
-//! One look at a schedule: what is to be done of it now is done in one step of the store, together with what is told of it
-//! and when it is to be looked at next.
+//! One check of a schedule: decides the occurrence that is due, publishes its job, and writes the outcome together with
+//! the time of the next check.
 
 use std::time::Duration;
 
@@ -8,57 +8,55 @@ use bytes::Bytes;
 use super::backlog::TAKE_UP;
 use super::core::Scheduler;
 use super::record::{Pending, Schedule, entry_of};
+use super::stored::{Landed, ScheduleId, SchedulePut, ScheduleState, ScheduleStep, ScheduleVersion, Stepped};
 use crate::clock::Millis;
-use crate::engine::{
-    By, Detail, How, Landed, OnConflict, Placed, Placing, Publication, ScheduleId, SchedulePut,
-    ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped,
-};
+use crate::engine::{By, Detail, How, OnConflict, Once, OnceKind, Placed, Placing, Publication};
 use crate::error::{Error, Result};
 use crate::job::NewJob;
 use crate::schedule::{self, Became, Decision, Entry, GivenUp, Overlap, Place, Step};
 
-/// For how long what is due is left to a server with a newer zone database, which has computed it.
+/// How long a due schedule is left to a server with the newer zone database that computed it.
 const GRACE: Millis = 1000;
-/// After how long a job is tried again that the store had no room for.
+/// Delay before retrying a job that the store had no room for.
 const TRY_AGAIN: Millis = 1000;
 
-/// What a look at a schedule found.
+/// Result of checking a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Looked {
-    /// A step was taken: it may be due again. What its version is now, and what became of its job.
+    /// A step was taken, and the schedule may be due again. Contains its new version and the result of its job.
     Moved { version: ScheduleVersion, landed: Option<Landed> },
-    /// The store has no room for its job: it is tried again in a moment.
+    /// The store has no room for its job; it is retried soon.
     Postponed,
-    /// Somebody else has taken a step.
+    /// Another server has taken a step.
     Stale,
-    /// The store's time of day is before what it said a moment ago.
+    /// The store's time of day was set back.
     Early,
 }
 
-/// What is to be done of a schedule.
+/// The next step of a schedule.
 pub struct Plan {
     schedule: Schedule,
     put: SchedulePut,
-    /// Missed ones that this step gives up.
+    /// Missed occurrences that this step gives up.
     given_up: Option<GivenUp>,
-    /// Some are missed by this step: given up, or to be caught up.
+    /// Whether this step records missed occurrences, given up or to be caught up.
     misses: bool,
     place: Option<Place>,
-    /// What is written in place of `put` where the store has no room for its job.
+    /// Written instead of `put` if the store has no room for the job.
     unplaced: Option<Box<Schedule>>,
     owes: Owes,
 }
 
-/// Since when a schedule owes an occurrence, after a step.
+/// Due time of the oldest occurrence that a schedule owes after a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Owes {
     pub after: Option<Millis>,
-    /// The store had no room for its job.
+    /// If the store had no room for its job.
     pub unplaced: Option<Millis>,
 }
 
 impl Plan {
-    /// One that decides nothing.
+    /// Creates a plan without a decision.
     fn plain(schedule: Schedule, put: SchedulePut) -> Plan {
         let owes = Owes::default();
         Plan { schedule, put, given_up: None, misses: false, place: None, unplaced: None, owes }
@@ -72,40 +70,41 @@ impl Plan {
         self.owes
     }
 
-    /// The schedule and what is written of it, if more is to be caught up after that.
+    /// Returns the schedule and the progress to be written, if a backlog remains after this step.
     pub fn rest(&self) -> Option<Box<(Schedule, Bytes)>> {
         let rest = || Box::new((self.schedule.clone(), self.put.progress.clone()));
         self.owes.after.map(|_| rest())
     }
 
-    /// Whether it places what was missed.
+    /// Returns whether it places a missed occurrence.
     pub fn catches_up(&self) -> bool {
         self.place.is_some_and(|place| place.caught_up)
     }
 
-    /// Whether this can wait for others: what it places was missed.
+    /// Returns whether other plans go first: it places a missed occurrence or none.
     pub fn is_catching_up(&self) -> bool {
         self.place.is_none_or(|place| place.caught_up)
     }
 
-    /// Whether it decides about an occurrence that its time or its deadline has come for.
+    /// Returns whether it decides about an occurrence whose due time or deadline has come.
     fn decides(&self) -> bool {
         self.misses || self.given_up.is_some() || !self.is_catching_up()
     }
 }
 
 impl Scheduler {
-    /// What is to be done of a schedule now. `next` is what the store has; `None`: nothing, and the store knows it.
+    /// Returns the step that is due now. `next` is the stored time of the next check. `None`: nothing needs to be done
+    /// or written.
     pub fn plan(&self, mut schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
         let is_set_right = self.set_right(&mut schedule, now);
         let Some(when) = schedule.when(&self.zones) else {
             if self.is_older_than(&schedule.state) {
-                return None; // the newer one has the zone
+                return None; // the newer database has the zone
             }
             let put = self.put(&schedule, ScheduleState::Broken, None);
             return next.is_some().then_some(Plan::plain(schedule, put));
         };
-        // Who has the newer zone database goes first.
+        // A server with the newer zone database goes first.
         let is_older = self.is_older_than(&schedule.state);
         if is_older && next.is_some_and(|next| now < next + GRACE) {
             return None;
@@ -115,7 +114,7 @@ impl Scheduler {
         let Step::Do(Decision { missed, place, progress, unplaced, next }) = step else {
             let due = if let Step::Wait(due) = step { Some(due) } else { None };
             let state = schedule.state_at(Some(&when), now);
-            // Another zone database has another instant, or a pause has ended.
+            // Another zone database computed another instant, or a pause has ended.
             if due == next && !is_set_right || is_older {
                 return None;
             }
@@ -123,9 +122,9 @@ impl Scheduler {
             let put = self.put(&schedule, state, due);
             return Some(Plan::plain(schedule, put));
         };
-        // One that a clock has placed that ran ahead is not placed again.
+        // An occurrence placed by a clock that ran ahead is not placed again.
         let place = place.filter(|place| !schedule.state.history.has_placed(place.occurrence.due));
-        // What is missed is decided, and then it is given up or waits to be caught up.
+        // A missed occurrence is decided first, and then given up or caught up.
         let misses = unplaced.cursor != schedule.state.progress.cursor;
         let mut after = schedule.clone();
         if missed.is_some() && after.state.trouble.is_none() {
@@ -149,7 +148,7 @@ impl Scheduler {
         let owed =
             |of: &Schedule| place.map(|place| place.occurrence.due).into_iter().chain(backlog(of)).min();
         let owes = Owes { after: backlog(&after), unplaced: unplaced.as_deref().and_then(owed) };
-        // Whoever catches up goes on at once. For others it is there after a while.
+        // The server that catches up continues at once. For others it becomes due later.
         let again = owes.after.map(|_| now + TAKE_UP);
         let next = next.into_iter().chain(again).min();
         let state = after.state_at(Some(&when), now);
@@ -161,8 +160,8 @@ impl Scheduler {
         Some(Plan { schedule, put, given_up: missed, misses, place, unplaced, owes })
     }
 
-    /// Writes when a schedule is looked at next, where it was computed by an older zone database or decided by a clock that
-    /// ran ahead. What is due is left to those who look at it.
+    /// Recomputes the next check of a schedule that an older zone database computed, or that a clock which ran ahead
+    /// decided. A due schedule is left to the tasks that process it.
     pub fn recompute(&self, mut schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
         if next.is_some_and(|next| next <= now) {
             return None;
@@ -182,7 +181,7 @@ impl Scheduler {
         Some(Plan::plain(schedule, put))
     }
 
-    /// What is to be decided before a change: what is due is placed at once, also before its jitter is over.
+    /// Returns the step that must precede a change: due occurrences are placed at once, without waiting for their jitter.
     pub fn plan_before(&self, schedule: &Schedule, now: Millis) -> Option<Plan> {
         let mut hurried = schedule.clone();
         hurried.setting.deadline += std::mem::take(&mut hurried.setting.jitter);
@@ -190,8 +189,8 @@ impl Scheduler {
         Some(Plan { schedule: schedule.clone(), ..plan })
     }
 
-    /// Does it. What the store has no room for is tried again until its deadline; what it refuses of this schedule alone
-    /// has failed.
+    /// Carries out a plan. A job without room in the store is retried until its deadline; a job that the store rejects
+    /// for itself has failed.
     pub async fn carry_out(&self, plan: Plan, now: Millis) -> Result<Looked> {
         let Plan { schedule, put, given_up, place, unplaced, .. } = plan;
         let Some(place) = place else {
@@ -215,7 +214,7 @@ impl Scheduler {
                 }
                 return Ok(looked(&answer));
             }
-            Ok(Stepped::NotPlaced(_)) => "a job has the key".to_owned(), // none is asked to fail for it
+            Ok(Stepped::NotPlaced(_)) => "a job has the key".to_owned(), // no occurrence uses `fail`
             Ok(Stepped::Refused(why)) => match self.is_placed(&put).await? {
                 Some(placed) => {
                     let landed = Some(Landed { at: now, placed });
@@ -259,7 +258,7 @@ impl Scheduler {
         Ok(looked(&answer))
     }
 
-    /// The job of this step where it is stored already: it was placed by a clock that ran ahead.
+    /// Returns the stored job of this step, if a clock that ran ahead has placed it already.
     async fn is_placed(&self, put: &SchedulePut) -> Result<Option<Placed>> {
         let Some(Placing { job, .. }) = put.job.as_ref().and_then(|job| job.jobs.first()) else {
             return Ok(None);
@@ -268,7 +267,7 @@ impl Scheduler {
         Ok(found.map(|found| Placed { id: found.id, due_at: None, how: How::New }))
     }
 
-    /// Looks again in a moment, and remembers why. What was missed is recorded.
+    /// Schedules a retry and records the reason, with occurrences that were missed.
     async fn postpone(
         &self,
         schedule: &Schedule,
@@ -287,36 +286,50 @@ impl Scheduler {
         Ok(looked(&answer))
     }
 
-    /// Remembers why nothing of a schedule could be written.
+    /// Remembers why a schedule's record could not be written.
     fn note(&self, schedule: &Schedule, error: &Error) {
         if matches!(error, Error::Full { .. } | Error::OverQuota(_) | Error::Refused(_)) {
             self.troubles.note(schedule, error.to_string());
         }
     }
 
-    /// What a step writes that has no job.
+    /// Returns what a step without a job writes.
     pub fn put(&self, schedule: &Schedule, state: ScheduleState, next: Option<Millis>) -> SchedulePut {
-        let by = self.zones.version().into();
         SchedulePut {
+            setting: schedule.to_setting(),
+            is_change: false,
+            state,
+            next,
+            progress: schedule.state.to_progress(),
+            landed: None,
             bounds: self.bounds,
-            by,
-            ..SchedulePut::plain(state, next, schedule.state.to_progress(), None)
+            job: None,
+            not_before: 0,
+            zones: self.zones.version().into(),
+            dry: false,
         }
     }
 
     async fn step(&self, schedule: &Schedule, put: SchedulePut) -> Result<Stepped> {
-        let then = ScheduleThen::Put(Box::new(put));
-        let step = ScheduleStep { id: schedule.id.clone(), expected: Some(schedule.version), then };
-        self.engine.step_schedule(step).await
+        let (id, expected) = (schedule.id.clone(), Some(schedule.version));
+        self.store.step(ScheduleStep { id, expected, put }).await
     }
 
-    /// The job of an occurrence.
+    /// Returns the job of an occurrence. Its idempotency key and id stay the same when the publish is repeated, even after
+    /// a change of the setting.
     fn job_of(&self, schedule: &Schedule, Place { occurrence, caught_up }: &Place) -> Publication {
-        let id = schedule::job_id(&schedule.id.namespace, &schedule.id.name, occurrence);
-        self.publication(schedule, id, occurrence.due, *caught_up, OnConflict::Keep)
+        let ScheduleId { namespace, name } = &schedule.id;
+        let id = schedule::job_id(namespace, name, occurrence);
+        let key = schedule::occurrence_key(name, id);
+        let mut publication = self.publication(schedule, id, occurrence.due, *caught_up, OnConflict::Keep);
+        publication.once = Some(Once { key, fingerprint: [0; 16], kind: OnceKind::Occurrence });
+        for placing in &mut publication.jobs {
+            placing.at = Some(occurrence.due);
+        }
+        publication
     }
 
-    /// A job of a schedule that is ready at once. `skip` is what its key means that another job has.
+    /// Returns a publication of a schedule's job that is ready at once. `skip` applies if another job holds its key.
     pub fn publication(
         &self,
         schedule: &Schedule,
@@ -346,7 +359,7 @@ impl Scheduler {
         self.tell_ailing(schedule, "missed");
     }
 
-    /// One line when it begins.
+    /// Logs one line when a schedule begins to miss.
     fn tell_ailing(&self, schedule: &Schedule, what: &str) {
         if !schedule.state.ailing {
             let (pool, id, why) = (&self.pool, &schedule.id, schedule.state.trouble.as_deref());
@@ -354,7 +367,7 @@ impl Scheduler {
         }
     }
 
-    /// And one when it is over.
+    /// Logs one line when it has recovered.
     fn tell_well(&self, schedule: &Schedule, just_missed: bool) {
         if schedule.state.ailing || just_missed {
             tracing::info!(pool = %self.pool, schedule = %schedule.id, "a schedule is placed in time again");

@@ -1,22 +1,20 @@
-//! A schedule, and how it is written into the two texts that a store keeps of it: what was set, and what has become of it.
-//! A step says beforehand what is to be told of its job; how that ended the store tells, and the next reader puts both
-//! together.
+//! A schedule, and its encoding as the two texts of a record: setting and progress. A step writes the intended outcome of
+//! its job as `pending`; the store adds the result, and the next reader combines both into a history entry.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::stored::{Landed, ScheduleId, ScheduleSetting, ScheduleState, ScheduleVersion, StoredSchedule};
 use crate::clock::Millis;
-use crate::engine::{
-    How, Landed, ScheduleId, ScheduleSetting, ScheduleState, ScheduleVersion, StoredSchedule,
-};
+use crate::engine::How;
 use crate::error::{Error, Result};
 use crate::name::Queue;
 use crate::schedule::{
     self, Became, Body, Entry, Given, GivenUp, History, Progress, Setting, When, Zones, is_ended,
 };
 
-/// A schedule as it was read.
+/// A decoded schedule.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     pub id: ScheduleId,
@@ -27,36 +25,36 @@ pub struct Schedule {
     pub state: PlacerState,
 }
 
-/// What has become of a schedule.
+/// Progress of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacerState {
     pub progress: Progress,
     pub history: History,
-    /// What the step is about that wrote this: its outcome stands beside it.
+    /// The occurrence whose job was published with this record; its result is stored beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<Pending>,
-    /// The last occurrence was missed or failed: that is logged once.
+    /// Whether the last occurrence was missed or failed. Logged once.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ailing: bool,
-    /// Why the store did not take the job that is due now.
+    /// Why the store rejected the job that is due now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// The version of the zone database by which the next look was computed.
+    /// Version of the zone database that computed the next check.
     pub zones: String,
 }
 
-/// An occurrence whose job was to be stored.
+/// An occurrence whose job was published.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending {
     pub due: Millis,
-    /// What it is when its job was stored.
+    /// Its outcome once the job is stored.
     pub outcome: Became,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Text {
     set: Map<String, Value>,
-    /// The body was given as bytes, not as text.
+    /// Whether the body was given as bytes instead of text.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     data: bool,
     created_at: Millis,
@@ -64,7 +62,7 @@ struct Text {
 }
 
 impl Schedule {
-    /// Reads what a store has. [`Corrupt`](Error::Corrupt) when it is nothing that this or an earlier server wrote.
+    /// Decodes a record. Fails with [`Corrupt`](Error::Corrupt) if neither this nor an earlier version wrote it.
     pub fn read(stored: StoredSchedule) -> Result<Schedule> {
         let StoredSchedule {
             id, version, setting: ScheduleSetting { text, body, .. }, progress, landed, ..
@@ -82,7 +80,7 @@ impl Schedule {
         Ok(Schedule { id, version, setting, created_at, changed_at, state })
     }
 
-    /// As a step has left it that wrote this progress and stored a job; `None` when nothing of it is left to be caught up.
+    /// Returns the schedule after a step that wrote `progress` and stored a job; `None` if no backlog is left.
     pub fn after(
         self,
         version: ScheduleVersion,
@@ -94,7 +92,7 @@ impl Schedule {
         Ok(is_left.then(|| Schedule { version, state, ..self }))
     }
 
-    /// One that is set now.
+    /// Creates a schedule that is set now.
     pub fn new(id: ScheduleId, setting: Setting, now: Millis, zones: &Zones) -> Schedule {
         let state = PlacerState {
             progress: Progress::new(now),
@@ -108,8 +106,8 @@ impl Schedule {
         Schedule { id, version, setting, created_at: now, changed_at: now, state }
     }
 
-    /// One that is set in place of one that cannot be read. What of that can be told stays: since when there is one, what
-    /// has become of it, a pause. Nothing before now is owed.
+    /// Creates a schedule that replaces an unreadable one. Keeps the readable fields: creation time, history, pause. Nothing
+    /// before now is owed.
     pub fn anew(stored: StoredSchedule, given: &Given, now: Millis, zones: &Zones) -> Schedule {
         let mut schedule = Schedule::new(stored.id, given.setting.clone(), now, zones);
         schedule.version = stored.version;
@@ -129,7 +127,7 @@ impl Schedule {
         schedule
     }
 
-    /// What was set, as a store takes it.
+    /// Encodes the setting.
     pub fn to_setting(&self) -> ScheduleSetting {
         let text = Text {
             set: self.setting.to_json(false),
@@ -144,17 +142,17 @@ impl Schedule {
         }
     }
 
-    /// Where its jobs go.
+    /// Returns the queue of its jobs.
     pub fn queue(&self) -> Queue {
         Queue { namespace: self.id.namespace.clone(), name: self.setting.queue.clone() }
     }
 
-    /// Its instants; `None` when no database has its zone any more.
+    /// Returns its instants; `None` if the zone database does not have its zone.
     pub fn when(&self, zones: &Zones) -> Option<When> {
         self.setting.when(zones, self.state.progress.every_set_at)
     }
 
-    /// What a store counts it as.
+    /// Returns its state, for statistics.
     pub fn state_at(&self, when: Option<&When>, now: Millis) -> ScheduleState {
         match when {
             _ if self.state.progress.is_paused(now) => ScheduleState::Paused,
@@ -166,7 +164,7 @@ impl Schedule {
 }
 
 impl PlacerState {
-    /// With what became of the last job.
+    /// Decodes the progress, with the result of the last job.
     fn read(progress: &[u8], landed: Option<Landed>) -> serde_json::Result<PlacerState> {
         let mut state: PlacerState = serde_json::from_slice(progress)?;
         if let (Some(Pending { due, outcome }), Some(landed)) = (state.pending.take(), landed) {
@@ -175,20 +173,20 @@ impl PlacerState {
         Ok(state)
     }
 
-    /// Some are given up, for what was in the way of the last one.
+    /// Records missed occurrences, with the reason.
     pub fn miss(&mut self, GivenUp { due, last_due, count }: GivenUp, now: Millis) {
         let (last_due, outcome, why) = (Some(last_due), Became::Missed, self.trouble.take());
         self.history.add(Entry { due, last_due, at: now, outcome, job_id: None, why, count });
         self.ailing = true;
     }
 
-    /// What has become of it, as a store takes it.
+    /// Encodes the progress.
     pub fn to_progress(&self) -> Bytes {
         text_of(self)
     }
 }
 
-/// What is told of a job that a step was to store.
+/// Returns the history entry of a job.
 pub fn entry_of(due: Millis, outcome: Became, landed: Landed) -> Entry {
     let outcome = if landed.placed.how == How::Duplicate { Became::Skipped } else { outcome };
     let job_id = Some(landed.placed.id.to_string());
@@ -196,6 +194,6 @@ pub fn entry_of(due: Millis, outcome: Became, landed: Landed) -> Entry {
 }
 
 fn text_of(value: &impl Serialize) -> Bytes {
-    // Names and numbers: there is nothing in it that JSON cannot say.
+    // Names and numbers always encode as JSON.
     serde_json::to_vec(value).unwrap_or_default().into()
 }

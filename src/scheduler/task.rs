@@ -1,7 +1,6 @@
-//! The task that places what is due now. It looks at what is due, does it, many at once, and looks again; when nothing is
-//! due it sleeps until something is. The store answers a second at most where others may store schedules or its time of
-//! day may be set. What has been due for longer, and what is caught up, is left to the task in `late`: however much that
-//! is, nothing here waits for it.
+//! The task that places occurrences that are due now. It reads due schedules, processes them concurrently, and repeats;
+//! when none is due it sleeps until the next one, or until other servers' changes are read. Occurrences that have been
+//! due for longer, and those being caught up, are left to the task in `late`, so that no backlog delays this task.
 
 use std::io;
 use std::sync::Arc;
@@ -13,26 +12,30 @@ use tokio_util::sync::CancellationToken;
 use super::core::Scheduler;
 use super::place::{Looked, Plan};
 use super::record::Schedule;
+use super::store::{DueList, DueSchedules};
+use super::stored::{ScheduleState, StoredSchedule};
 use crate::clock::Millis;
-use crate::engine::{DueList, DueSchedules, MAX_DUE, ScheduleState, StoredSchedule, together};
+use crate::engine::together;
 use crate::error::{Error, Result};
 use crate::outage::Outage;
 use crate::pump::timer::Timer;
 
-/// The shortest time from one look to the next, unless more is due already.
+/// Minimum time between two checks, unless more is due already.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-/// After a failure a task waits this long, and twice as long after each further one, up to `LONGEST_RETRY`.
+/// Delay after a failure; it doubles with each further one, up to `LONGEST_RETRY`.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 pub(super) const LONGEST_RETRY: Duration = Duration::from_secs(1);
-/// And after a look in which others were faster each time.
+/// Delay after a check where other servers were always faster.
 pub(super) const STALE_PAUSE: Duration = Duration::from_millis(10);
-/// Of so many it is remembered that they cannot be read.
+/// Maximum number of schedules read at a time.
+pub(super) const MAX_DUE: usize = 256;
+/// Maximum number of unreadable schedules to remember.
 const MOST_ASIDE: usize = 1000;
-/// What has become due within the first of these times is due now. Where one look shows not all of that, what has become
-/// due within the next one is looked at too: what waits for the other task hides nothing.
+/// Schedules that became due within the first of these times are due now. If a check does not reach all of them, those
+/// that became due within the next time are read too, so that schedules left to the other task hide no newer ones.
 const LATELY: [Duration; 3] = [Duration::from_secs(120), Duration::from_secs(2), Duration::from_millis(100)];
 
-/// Places until `stop`. Tells `outage` whether each step worked. Fails only with its timer.
+/// Places occurrences until `stop`, and reports each result to `outage`. Fails only if its timer fails.
 pub async fn run(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: CancellationToken) -> io::Result<()> {
     let mut timer = Timer::new()?;
     let mut retry = Retry::default();
@@ -56,14 +59,14 @@ pub async fn run(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: Cancellat
     Ok(())
 }
 
-/// How long a task waits after looks that fail.
+/// Back-off of a task after failed checks.
 #[derive(Debug, Default)]
 pub struct Retry(Option<Duration>);
 
 impl Retry {
-    /// Tells `outage` what came of a look. Answers how long to wait until the next one.
+    /// Reports the result of a check to `outage`. Returns the delay until the next one.
     pub fn wait(&mut self, mut looked: Result<Look>, outage: &Outage) -> Duration {
-        // The trouble of one shows when the others have nothing more to do.
+        // A failed step is reported only when no other step was taken.
         let failed = looked.as_mut().ok().and_then(|look| look.failed.take());
         let next = looked.as_ref().map_or(LONGEST_RETRY, |look| look.wait);
         let told = looked.map(drop).and(failed.map_or(Ok(()), Err));
@@ -73,7 +76,7 @@ impl Retry {
                 self.0 = None;
                 next
             }
-            // It is tried again with what is due meanwhile.
+            // The retry includes schedules that become due meanwhile.
             Err(_) => {
                 next.min(*self.0.insert(self.0.map_or(FIRST_RETRY, |last| LONGEST_RETRY.min(last * 2))))
             }
@@ -81,20 +84,20 @@ impl Retry {
     }
 }
 
-/// What a look has found.
+/// Result of a check.
 #[derive(Debug)]
 pub struct Look {
-    /// How long until something is due: zero when something may be already.
+    /// Time until something is due: zero if something may be due already.
     pub wait: Duration,
-    /// A step has failed, and no other was taken.
+    /// Error of a step, if no other step was taken.
     pub failed: Option<Error>,
 }
 
-/// What became of all that was due.
+/// Results of the steps of a check.
 #[derive(Debug, Default)]
 pub struct Taken {
     pub moved: bool,
-    /// Somebody else was faster, with one at least.
+    /// Another server was faster at least once.
     pub stale: bool,
     pub failed: Option<Error>,
 }
@@ -111,28 +114,28 @@ impl Taken {
 }
 
 impl Scheduler {
-    /// Does what is due, up to a bound, and what is late, up to another one. Answers how long until something is due: zero
-    /// when something may be already.
+    /// Processes due and late schedules, up to a bound each. Returns the time until something is due: zero if something
+    /// may be due already.
     pub async fn look(&self) -> Result<Duration> {
         let now = self.look_now().await?;
         let late = self.look_late().await?;
         now.failed.or(late.failed).map_or(Ok(now.wait.min(late.wait)), Err)
     }
 
-    /// Does what is due now, up to a bound.
+    /// Processes schedules that are due now, up to a bound.
     pub(super) async fn look_now(&self) -> Result<Look> {
         let [lately, more @ ..] = LATELY;
-        // While something is late the other task reads all that is due, and tells of it.
+        // While something is late the other task reads all due schedules and updates the metrics.
         let is_read = self.late.is_busy();
         let mut due = match is_read {
-            true => self.engine.due_schedules(DueList::Within(MAX_DUE, lately)).await?,
-            false => self.engine.due_schedules(DueList::Now(MAX_DUE)).await?,
+            true => self.store.due(DueList::Within(MAX_DUE, lately)).await?,
+            false => self.store.due(DueList::Now(MAX_DUE)).await?,
         };
         self.hear_time(due.now);
         if due.schedules.iter().any(|stored| is_late(stored, due.now)) {
             self.late.wake();
             match due.next.is_zero() {
-                true => due = self.engine.due_schedules(DueList::Within(MAX_DUE, lately)).await?,
+                true => due = self.store.due(DueList::Within(MAX_DUE, lately)).await?,
                 false => due.schedules.retain(|stored| !is_late(stored, due.now)),
             }
         }
@@ -143,11 +146,11 @@ impl Scheduler {
         }
         for time in more {
             if due.next.is_zero() {
-                due = self.engine.due_schedules(DueList::Within(MAX_DUE, time)).await?;
+                due = self.store.due(DueList::Within(MAX_DUE, time)).await?;
                 self.take_now(&due, &mut taken).await;
             }
         }
-        // Somebody else may be about to take what this server leaves alone.
+        // Another server may be about to process schedules that this server cannot.
         let wait = match due.next {
             _ if taken.moved => Duration::ZERO,
             next if taken.stale => next.clamp(STALE_PAUSE, LONGEST_RETRY),
@@ -158,7 +161,8 @@ impl Scheduler {
         Ok(Look { wait, failed: taken.failed.filter(|_| !taken.moved) })
     }
 
-    /// Takes the steps of what is due now; what is caught up is left to the other task. Answers how many cannot be read.
+    /// Takes the steps of schedules that are due now; catching up is left to the other task. Returns the number of
+    /// unreadable ones.
     async fn take_now(&self, due: &DueSchedules, taken: &mut Taken) -> u64 {
         let (plans, unreadable) = self.plans(&due.schedules, due.now);
         let (catches_up, now): (Vec<Plan>, Vec<Plan>) = plans.into_iter().partition(Plan::catches_up);
@@ -171,7 +175,7 @@ impl Scheduler {
         unreadable
     }
 
-    /// What is to be done of these, and how many cannot be read.
+    /// Returns the plans of these schedules, and the number of unreadable ones.
     pub(super) fn plans(&self, due: &[StoredSchedule], now: Millis) -> (Vec<Plan>, u64) {
         let (mut plans, mut unreadable) = (Vec::new(), 0);
         for stored in due {
@@ -186,7 +190,7 @@ impl Scheduler {
         (plans, unreadable)
     }
 
-    /// Tells of all that is due. What cannot be read counts as broken, whatever its writer has told the store.
+    /// Updates the metrics from all due schedules. Unreadable ones count as broken, regardless of their stored state.
     pub(super) fn tell(&self, due: &DueSchedules, unreadable: u64) {
         for (state, count) in ScheduleState::ALL.iter().zip(due.counts) {
             let count = match state {
@@ -196,14 +200,14 @@ impl Scheduler {
             };
             self.metrics.schedules(state.as_str(), count);
         }
-        self.hear(&due.by);
+        self.hear(&due.by_zones);
         let first = due.schedules.first().and_then(|first| first.next);
         let oldest = first.into_iter().chain(self.late.oldest_owed()).min();
         let age = oldest.map_or(0, |oldest| due.now.saturating_sub(oldest));
         self.metrics.oldest_owed(Duration::from_millis(age));
     }
 
-    /// A schedule that cannot be read is left to servers that can: one that is newer may have written it. Logged once.
+    /// Leaves a schedule that this server cannot read to others: a newer one may have written it. Logs it once.
     fn set_aside(&self, stored: &StoredSchedule, error: &Error) {
         let mut aside = self.aside.lock();
         if aside.len() >= MOST_ASIDE {
@@ -216,12 +220,12 @@ impl Scheduler {
     }
 }
 
-/// Whether it has been due for longer than what is done at once.
+/// Returns whether a schedule has been due for too long to be processed as due now.
 pub(super) fn is_late(stored: &StoredSchedule, now: Millis) -> bool {
     stored.next.is_some_and(|next| next < now.saturating_sub(LATELY[0].as_millis() as Millis))
 }
 
-/// Does what may take long where no other task waits for it.
+/// Runs work that may take long without blocking other tasks.
 pub(super) fn apart<T>(work: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
         RuntimeFlavor::MultiThread => tokio::task::block_in_place(work),

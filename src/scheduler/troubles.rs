@@ -1,15 +1,16 @@
-//! Why the store could write nothing of a schedule, not even that: what is missed for it tells it later.
+//! Reasons why a schedule's record could not be written at all. The next record written for missed occurrences
+//! includes them.
 
 use ahash::HashMap;
 use parking_lot::Mutex;
 
 use super::record::Schedule;
-use crate::engine::{ScheduleId, ScheduleVersion};
+use super::stored::{ScheduleId, ScheduleVersion};
 
-/// More are not remembered at a time.
+/// Upper bound on entries.
 const MOST: usize = 10_000;
 
-/// Of schedules of which no step was taken since.
+/// The last error of schedules whose records have not been written since.
 #[derive(Debug, Default)]
 pub struct Troubles(Mutex<HashMap<ScheduleId, (ScheduleVersion, String)>>);
 
@@ -22,7 +23,7 @@ impl Troubles {
         all.insert(of.id.clone(), (of.version, why));
     }
 
-    /// Of what was read: `None` if a step was taken since.
+    /// Returns the error of a schedule; `None` if its record was written since.
     pub fn of(&self, schedule: &Schedule) -> Option<String> {
         let mut all = self.0.lock();
         let (version, why) = all.get(&schedule.id)?;

@@ -1,34 +1,34 @@
-//! A way through all schedules, whenever they are due: when those are looked at next that a server with an older zone
-//! database has written is computed anew, and what a clock has decided that ran ahead is set right. One begins with the
-//! server, one when such a server has taken steps, and one when the store's clock was set back.
+//! A walk through all schedules: recomputes the next check of those written by a server with an older zone database, and
+//! corrects those decided by a clock that ran ahead. A walk starts with the server, when a server with an older database
+//! has written, and when the store's clock was set back.
 
 use std::time::{Duration, Instant};
 
 use super::core::Scheduler;
 use super::place::Plan;
 use super::record::Schedule;
-use super::task::apart;
-use crate::engine::{Cursor, DueList, MAX_DUE, ScheduleState, together};
+use super::task::{MAX_DUE, apart};
+use crate::engine::together;
 use crate::error::Result;
 
-/// From the end of a walk to the next one, as so many times as long as it took.
+/// Minimum pause between two walks, as a multiple of the duration of the last.
 const PAUSE: u32 = 20;
 
 #[derive(Debug, Default)]
 pub struct Walk {
-    /// There is one.
+    /// Whether a walk is in progress.
     goes_on: bool,
-    /// Where it goes on.
-    from: Option<Cursor>,
+    /// Position of the next part.
+    from: Option<String>,
     began: Option<Instant>,
-    /// No one begins before.
+    /// Earliest start of the next walk.
     next: Option<Instant>,
-    /// The [`causes`](Scheduler::causes_to_walk) when the last one began.
+    /// Value of [`causes_to_walk`](Scheduler::causes_to_walk) at the start of the last walk.
     seen: u64,
 }
 
 impl Walk {
-    /// How long until there is something to walk for.
+    /// Starts a walk if one is needed. Returns the time until then.
     fn begins(&mut self, causes: u64) -> Duration {
         if self.goes_on {
             return Duration::ZERO;
@@ -50,17 +50,15 @@ impl Walk {
 }
 
 impl Scheduler {
-    /// Goes on with a walk, or begins one. Answers when to go on.
+    /// Continues or starts a walk. Returns the time until the next part.
     pub(super) async fn walk(&self, walk: &mut Walk) -> Result<Duration> {
         let wait = walk.begins(self.causes_to_walk());
         if !wait.is_zero() {
             return Ok(wait);
         }
-        let part = DueList::Ever { from: walk.from.clone(), limit: MAX_DUE };
-        let all = self.engine.due_schedules(part).await?;
+        let all = self.store.part(walk.from.as_deref(), MAX_DUE).await?;
         let plans: Vec<Plan> = apart(|| {
-            let there = all.schedules.iter().filter(|stored| stored.state != ScheduleState::Moved);
-            let stale = there.filter_map(|stored| {
+            let stale = all.schedules.iter().filter_map(|stored| {
                 let schedule = Schedule::read(stored.clone()).ok()?;
                 self.recompute(schedule, stored.next, all.now)
             });

@@ -1,4 +1,4 @@
-//! Jobs on their way to a consumer and back: which store is asked, and in which order.
+//! Deliveries and give-backs: the store to call, and the order of calls.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::job::Job;
 use crate::name::QueueList;
 
 impl TwoStores {
-    /// Of the old store first, queue by queue.
+    /// Consumes from the old store first, queue by queue.
     pub async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let give_up = Instant::now() + MOST_PATIENCE;
         loop {
@@ -24,7 +24,7 @@ impl TwoStores {
                 Err(error) => (Consumed::default(), Some(error)),
             };
             let (mut consumed, seen) = self.in_order(queues, ttrs, from_old).await;
-            // The new store serves whom the old one left without a job.
+            // The new store serves the rest of the request.
             let rest = ttrs.get(consumed.jobs.len()..).unwrap_or_default();
             if rest.is_empty() || consumed.more {
                 return Ok(consumed);
@@ -35,14 +35,14 @@ impl TwoStores {
                     consumed.more = found.more || trouble.is_some() && !found.jobs.is_empty();
                     consumed.jobs.extend(from_new(found.jobs));
                 }
-                // What the old store handed out is on its way; the new one's trouble shows at the next call.
+                // The old store's jobs are delivered; an error of the new one shows in the next call.
                 Err(_) if !consumed.jobs.is_empty() => consumed.more = true,
                 Err(error) => return Err(error),
             }
             match trouble {
                 Some(error) if consumed.jobs.is_empty() && !consumed.more => {
                     if !hangs || Instant::now() >= give_up {
-                        // The old store may hold jobs: nobody can say that there is none.
+                        // The old store may have jobs, so this must not be an empty reply.
                         return Err(error);
                     }
                     sleep(LOOK_AGAIN).await;
@@ -52,7 +52,7 @@ impl TwoStores {
         }
     }
 
-    /// To the store that has handed each out.
+    /// Returns each job to the store that delivered it.
     pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         let (mut to_old, mut to_new) = (Vec::new(), Vec::new());
         for mut job in jobs {
@@ -64,8 +64,8 @@ impl TwoStores {
         tokio::join!(self.give_back_old(to_old), new).1
     }
 
-    /// What a consume of the old store has brought, and the place in the list from which on the new store was not asked
-    /// yet. Where the new store has jobs of an earlier queue, these are handed out, and the old store's go back.
+    /// Returns the result of a consume of the old store, and the position in the list from which on the new store was not
+    /// called yet. If the new store has jobs of an earlier queue, they are delivered, and the old store's are returned.
     async fn in_order(&self, queues: &QueueList, ttrs: &[Duration], from_old: Consumed) -> (Consumed, usize) {
         let Consumed { mut jobs, more } = from_old;
         let (mut taken, mut seen) = (0, 0);
@@ -80,7 +80,7 @@ impl TwoStores {
                         jobs.extend(from_new(found.jobs));
                         return (Consumed { jobs, more: true }, at);
                     }
-                    // What the old store handed out is on its way; the new one's trouble shows at the next call.
+                    // The old store's jobs are delivered; an error of the new one shows in the next call.
                     Err(_) => return (Consumed { jobs, more: true }, at),
                 }
             }
@@ -91,12 +91,12 @@ impl TwoStores {
     }
 }
 
-/// A part of a list, unless it is empty.
+/// Returns a part of a list, unless it is empty.
 fn part(queues: &QueueList, range: Range<usize>) -> Option<QueueList> {
     QueueList::new(queues.namespace().clone(), queues.names()[range].iter().cloned())
 }
 
-/// Marks which store has handed the jobs out, for their way back.
+/// Marks jobs with the store that delivered them, for give-backs.
 fn from_new(mut jobs: Vec<Job>) -> Vec<Job> {
     jobs.iter_mut().for_each(|job| job.receipt |= Job::FROM_NEW);
     jobs

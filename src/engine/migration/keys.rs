@@ -1,30 +1,30 @@
-//! Steps in which one store must know what the other one has: a publish with keys, an ack.
+//! Steps that depend on both stores: a publish with keys, an ack.
 
 use tokio::time::timeout;
 
 use super::patience::late;
 use super::stores::TwoStores;
-use crate::engine::{By, Detail, How, OnConflict, Once, Placed, Placing, Publication, Published};
+use crate::engine::{By, Detail, How, OnConflict, Once, OnceKind, Placed, Placing, Publication, Published};
 use crate::error::Result;
 use crate::job::{JobId, JobRef, JobState, Receipt};
 use crate::name::Queue;
 
-/// Whether something was stored. What is stored stays, whatever becomes of the rest: an error would make the caller
-/// publish it once more.
+/// Returns whether something was stored. Then the publish succeeds even if the rest fails: after an error the caller
+/// would publish again.
 fn is_done(published: &Published) -> bool {
     matches!(published, Published::Done(_))
 }
 
-/// What the old store says to a publish.
+/// Result of looking up a publish in the old store.
 pub enum Before {
-    /// It was done already, or a job has its key.
+    /// It was executed before, or a job has its key.
     Answered(Published),
-    /// It is stored. These jobs go after that.
+    /// It may be stored. These jobs are deleted afterwards.
     Goes(Vec<JobRef>),
 }
 
 impl TwoStores {
-    /// Into the new store. What the call's keys name in the old one is looked up before, and goes after.
+    /// Publishes to the new store. Jobs in the old one with the call's keys are looked up before, and deleted afterwards.
     pub async fn publish(&self, mut publication: Publication) -> Result<Published> {
         let go = match self.before_publish(&mut publication).await? {
             Before::Answered(published) => return Ok(published),
@@ -33,13 +33,13 @@ impl TwoStores {
         if go.is_empty() {
             return self.new.publish(publication).await;
         }
-        // The new store forgets the job that is replaced if it has it, in one step with the publish. A caller that leaves
-        // meanwhile leaves nothing half done.
+        // The new store deletes the replaced job, if it has it, in the step that publishes. A caller that leaves
+        // interrupts nothing.
         let new = self.new.clone();
         self.then_ack_old(go, async move { new.publish(publication).await }, is_done).await
     }
 
-    /// Looks up in the old store what a publish needs to know of it: what was done already, and who has its keys.
+    /// Looks up a publish in the old store: whether it was executed before, and which jobs have its keys.
     pub async fn before_publish(&self, publication: &mut Publication) -> Result<Before> {
         let Publication { jobs, replaces, once } = publication;
         if let (Some(once), Some(first)) = (&*once, jobs.first())
@@ -60,7 +60,7 @@ impl TwoStores {
             let how = match on_conflict {
                 OnConflict::Fail => return Ok(Before::Answered(Published::Conflict { index, id })),
                 OnConflict::Keep => How::Duplicate,
-                // A running one goes on.
+                // A running job continues.
                 OnConflict::Replace if state == Some(JobState::Running) => continue,
                 OnConflict::Replace => How::Replaced(id),
                 OnConflict::Elsewhere(_) => continue,
@@ -73,14 +73,21 @@ impl TwoStores {
         Ok(Before::Goes(go))
     }
 
-    /// What was done already, in either store.
+    /// Returns the result of an earlier execution in either store. An occurrence of a schedule does not wait for an
+    /// unavailable old store.
     pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
-        self.new_first(self.old.recall(queue, once), self.new.recall(queue, once)).await
+        if let Some(done) = self.new.recall(queue, once).await? {
+            return Ok(Some(done));
+        }
+        match (self.ask_old(self.old.recall(queue, once)).await, once.kind) {
+            (Err(_), OnceKind::Occurrence) => Ok(None),
+            (done, _) => done,
+        }
     }
 
-    /// In both stores: a job is in one of them.
+    /// Cancels a key in both stores: the job is in one of them.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        // Either may hold a job: one that is away must not keep the other from forgetting it.
+        // Either may hold the job: an unavailable store must not keep the other from deleting it.
         let mut in_old = self.old.ack(queue, jobs);
         let of_old = timeout(self.state.patience(), &mut in_old).await;
         let all_are_new = !matches!(of_old, Ok(Ok(_))) && self.new_has_all(queue, jobs).await?;

@@ -1,14 +1,13 @@
-//! Lists and figures of both stores as one.
+//! Lists and statistics of both stores combined.
 
 use std::collections::BTreeMap;
 
-use super::pauses::longer;
 use super::stores::TwoStores;
 use crate::engine::{Cursor, JobList, JobPage, QueuePage, QueueSize, QueueView, Stats};
 use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};
 
-/// What a cursor of a list of jobs begins with: the store that it goes on in.
+/// Prefix of a cursor of a list of jobs: the store where it continues.
 const IN_OLD: &str = "o";
 const IN_NEW: &str = "n";
 
@@ -46,7 +45,7 @@ impl TwoStores {
             self.old.list_queues(namespace, after, limit),
             self.new.list_queues(namespace, after, limit)
         )?;
-        // Behind the end of either page the other one may leave queues out.
+        // After the end of either page the other page may lack queues.
         let end = [&old.next, &new.next].into_iter().flatten().min().cloned();
         let mut all: BTreeMap<QueueName, QueueView> = BTreeMap::new();
         for view in old.queues.into_iter().chain(new.queues) {
@@ -75,7 +74,7 @@ impl TwoStores {
                     delayed: sum(other.delayed, size.delayed),
                     running: sum(other.running, size.running),
                     oldest_ready: other.oldest_ready.max(size.oldest_ready),
-                    // The old store's jobs come first.
+                    // The old store's jobs are delivered first.
                     head: other.head.or(size.head),
                     queue: size.queue,
                 },
@@ -93,7 +92,7 @@ impl TwoStores {
     }
 }
 
-/// Whether a list goes on in the old store, and where there.
+/// Returns whether a list continues in the old store, and the position there.
 fn store_of(cursor: Option<&Cursor>) -> Option<(bool, Option<Cursor>)> {
     let Some(Cursor(cursor)) = cursor else { return Some((true, None)) };
     let (in_old, rest) = match cursor.strip_prefix(IN_OLD) {
@@ -103,24 +102,20 @@ fn store_of(cursor: Option<&Cursor>) -> Option<(bool, Option<Cursor>)> {
     Some((in_old, (!rest.is_empty()).then(|| Cursor(rest.to_owned()))))
 }
 
-/// The same page, whose cursor names its store.
+/// Returns the page with a cursor that names its store.
 fn in_store(page: JobPage, store: &str) -> JobPage {
     JobPage { cursor: page.cursor.map(|Cursor(cursor)| Cursor(format!("{store}{cursor}"))), ..page }
 }
 
-/// Known where both are.
+/// Returns the sum, if both are known.
 fn sum(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     Some(a? + b?)
 }
 
-/// The figures of one queue in both stores.
+/// Returns the statistics of one queue in both stores.
 fn together(a: QueueView, b: QueueView) -> QueueView {
     let age_known = |view: &QueueView| view.ready == Some(0) || view.oldest_ready_age.is_some();
     let age = if age_known(&a) && age_known(&b) { a.oldest_ready_age.max(b.oldest_ready_age) } else { None };
-    let paused = match (a.paused, b.paused) {
-        (Some(a), Some(b)) => Some(longer(a, b)),
-        (a, b) => a.or(b),
-    };
     QueueView {
         queue: a.queue,
         ready: sum(a.ready, b.ready),
@@ -128,6 +123,5 @@ fn together(a: QueueView, b: QueueView) -> QueueView {
         running: sum(a.running, b.running),
         dead: sum(a.dead, b.dead),
         oldest_ready_age: age,
-        paused,
     }
 }

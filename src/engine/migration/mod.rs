@@ -1,66 +1,51 @@
-//! A wrapper that moves a pool: publishes go to the new store, consumes drain the old one first. Jobs of both
-//! are acked, peeked, pumped and counted as one. Knows nothing of what the stores are.
+//! A wrapper that moves a pool between two stores of any kind: publishes go to the new store, consumes drain the old one
+//! first. Acks, peeks, pumps and statistics cover both.
 //!
-//! Each step is atomic in the store that it touches. A republish whose old job is in the old store touches
-//! both: the new job is stored before the old one is forgotten, so nothing is lost in between.
+//! Each step is atomic in its store. A republish whose old job is in the old store changes both: the new job is stored
+//! before the old one is deleted, so nothing is lost in between.
 //!
-//! **Before, during and after.** Restarts begin and end a move, and some servers of a pool may know one of the stores
-//! alone meanwhile. What a client was told holds all the same:
+//! **Before, during and after.** Restarts begin and end a move, and some servers of a pool may know only one of the
+//! stores meanwhile. Replies to clients stay valid:
 //!
-//! - A receipt is the one that the store gave. Both stores are asked; a job is in one of them.
-//! - A queue that is paused in one store is paused in both. Pauses are copied before the first job is handed out, and
-//!   from then on when one of the stores has another pause or resume, whoever has set it. Servers that look at the same
-//!   moment as somebody pauses and at once resumes may set that pause again.
-//! - A publish that is safe to repeat is looked up in both stores. The new one remembers what was found in the old one.
+//! - A receipt is the store's own. Both stores are called, since a job is in one of them.
+//! - An idempotent publish is looked up in both stores, also one of a schedule's occurrence.
 //!
-//! **Keys.** A key that a job of the old store has is taken. That is looked up before the new store is asked, so two
-//! steps stand in place of one: a job of the old store that is replaced goes after the new one is stored; one that is
-//! handed out in between goes all the same. A job that runs in the old store and is replaced keeps its key there, and
-//! has it again when the new one is gone.
+//! **Keys.** A key held by a job in the old store is taken. It is looked up before the new store is called, so two steps
+//! replace one: a replaced job in the old store is deleted after the new one is stored, even if it was delivered in
+//! between. A replaced job that runs in the old store keeps its key there, and holds it again once the new job is deleted.
 //!
-//! **Order.** Of each queue the old store's jobs go first. Of a list, the first queue's jobs go first, whichever store
-//! has them: when the old store hands out jobs of a later queue, the new one is asked for jobs of those before it, and
-//! if it has some, the old store gets its jobs back. A list of jobs shows those of the old store first.
+//! **Order.** Within a queue the old store's jobs go first. Within a list, the first queue's jobs go first, in either
+//! store: if the old store delivers jobs of a later queue, the new one is called for the queues before it, and if it has
+//! jobs, the old store's jobs are returned. A list of jobs begins with the old store's.
 //!
-//! **Schedules** go to the new store as soon as somebody looks: `mover.rs` says how.
+//! **An old store that is unavailable or hangs** does not delay calls that the new one can serve. Calls wait for it up to
+//! [`PATIENCE`], a little longer while it is slow; then the new store's reply counts. By call:
 //!
-//! **An old store that is away or hangs** holds up nothing that the new one can do. It is waited for by
-//! [`PATIENCE`], a little longer while it is slow; then the new one answers. What that means for each call:
-//!
-//! - consume hands out the new store's jobs. When there are none it fails: nobody can say that there is no job. A
-//!   store that hangs may go on soon, so there it looks into the new store again and again for a second before it
-//!   fails. While one consume hangs in the old store, the others do not ask it. Jobs that it hands out too late are
-//!   given back.
-//! - peek, by queue and by id, shows the new store's job, and fails when there is none.
-//! - size and the dead letter tell what the store that answers has. So they do when the new store is away.
+//! - consume delivers the new store's jobs. Without any it fails, since the old store may have some. A store that hangs
+//!   may recover soon, so consume first polls the new store for a second. While one consume hangs in the old store, the
+//!   others do not call it. Jobs that it delivers too late are returned.
+//! - peek, by queue and by id, returns the new store's job, and fails if it has none.
+//! - size and the dead letter cover the store that replies, also if the new one is unavailable.
 //! - ack succeeds when the new store had all of the jobs, and fails otherwise.
-//! - republish succeeds once the new job is stored. The old one is acked as soon as the old store answers again.
+//! - republish succeeds once the new job is stored. The old job is acked once the old store replies again.
 //! - touch and release succeed when the new store has the job, and fail otherwise.
-//! - Jobs that are given back to the old store are there later, and those of the new one at once.
-//! - What changes many jobs (destroy, respawn, delete_dead) changes nothing and fails: the oldest jobs are in the old
-//!   store. Lists fail, and so does a publish with a key or one that is safe to repeat: nobody can say whether
-//!   the key is taken, or whether it was done already.
-//! - Schedules that have moved are placed and changed as ever, but where their jobs have a key: nobody can say who has it, so
-//!   they are tried again until their deadline. A new one is not made, and none is shown that is not in the new store. A list
-//!   and a delete fail unless all had moved.
-//! - A pause or a resume is done in the store that answers, and fails. The other one gets it when it answers again.
-//!   A pause that one store refuses, since too many queues are paused there, is done in neither.
-//!   So fail the figures of the whole pool (stats), by which somebody decides whether the old store
-//!   is empty, and the check, since a consumer may get an error now.
+//! - Jobs given back to the old store return later, jobs of the new store at once.
+//! - Calls that change many jobs (destroy, respawn, delete_dead) fail and change nothing: the oldest jobs are in the old
+//!   store. Lists fail, and so do publishes with a job key or an idempotency key: the key may be taken, or the call may
+//!   have been executed, in the old store.
+//! - Occurrences of schedules without a job key are published: the new store remembers its own publishes.
+//! - Statistics of the pool fail, because operators use them to decide whether the old store is empty, and so does the
+//!   check, since a consumer may get an error.
 //!
-//! Where the new store alone can give no answer, an old store that hangs is waited for as long as its own calls last:
-//! touch, release and the ack of one job without a receipt that is not in the new store, the cancel of a key, promote, what
-//! changes many jobs, pause, resume, the figures of the whole pool, and the check. Other acks fail after the short
-//! patience.
+//! Calls that need the old store's reply wait for it as long as its own calls last: touch, release and the ack of one job
+//! without a receipt that is not in the new store, the cancel of a key, promote, calls that change many jobs, statistics,
+//! and the check. Other acks fail after the short wait.
 
 mod consume;
 mod keys;
 mod lists;
-mod mover;
 mod old_store;
 mod patience;
-mod pauses;
-mod schedules;
 mod stores;
 
 use std::collections::BTreeMap;
@@ -72,15 +57,13 @@ use tokio::time::timeout;
 
 pub use self::patience::PATIENCE;
 use self::patience::{LOOK_AGAIN, MOST_PATIENCE};
-use self::pauses::PauseCopier;
 use self::stores::TwoStores;
 use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
-    Revived, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
+    QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Usage,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -88,25 +71,21 @@ use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 use crate::process::tasks::{Failure, Tasks};
 
-/// From `old` to `new`.
+/// Moves a pool from `old` to `new`.
 #[derive(Debug)]
 pub struct Migration {
     stores: TwoStores,
-    pauses: Arc<PauseCopier>,
 }
 
 impl Migration {
-    /// Drains `old` by consumes, and fills `new` by publishes, once a queue that is paused in one is paused in both. In
-    /// the current runtime.
-    pub async fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Result<Migration> {
-        let tasks = Tasks::new(Failure::default());
-        let pauses = PauseCopier::start([old.clone(), new.clone()], &tasks).await?;
-        Ok(Migration { stores: TwoStores::new(old, new, tasks), pauses })
+    /// Drains `old` by consumes, and fills `new` by publishes. Spawns tasks on the current runtime.
+    pub fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Migration {
+        Migration { stores: TwoStores::new(old, new, Tasks::new(Failure::default())) }
     }
 }
 
-/// How many jobs two steps did together. What the first has done is done, also when the second fails: a caller
-/// that is told of an error would ask for all of it once more.
+/// Returns the number of jobs of two steps. Succeeds if the first did something, even if the second failed: after an
+/// error the caller would repeat both.
 async fn and_rest(done: u64, limit: u64, rest: impl AsyncFnOnce(u64) -> Result<u64>) -> Result<u64> {
     if done >= limit {
         return Ok(done);
@@ -184,7 +163,7 @@ impl Engine for Migration {
         let (old, new) = (old.inspect(queue, by, detail), new.inspect(queue, by, detail));
         match by {
             By::Id(_) => self.stores.old_first(old, new).await,
-            // A job that runs in the old store may have a key that one of the new store has taken over.
+            // A running job in the old store may have a key that a job in the new store has taken over.
             By::Key(_) => self.stores.new_first(old, new).await,
         }
     }
@@ -210,7 +189,7 @@ impl Engine for Migration {
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
         self.stores.old.destroy(queue).await?;
-        // Not an error that says that nothing has happened.
+        // The error must not claim that nothing has happened.
         self.stores.new.destroy(queue).await.map_err(Error::away)
     }
 
@@ -246,16 +225,8 @@ impl Engine for Migration {
         and_rest(old, limit, async |rest| self.stores.new.delete_dead(queue, rest).await).await
     }
 
-    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.pauses.pause(queue, pausing).await
-    }
-
-    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        self.pauses.all().await
-    }
-
     async fn pump(&self) -> Result<Pumped> {
-        // The trouble of the one shows when the other has nothing more to move.
+        // An error of one store is reported once the other has nothing left to move.
         match tokio::join!(self.stores.old.pump(), self.stores.new.pump()) {
             (Ok(old), Ok(new)) => Ok(Pumped { moved: old.moved + new.moved, next: old.next.min(new.next) }),
             (Ok(one), Err(_)) | (Err(_), Ok(one)) if one.moved > 0 => {
@@ -291,21 +262,9 @@ impl Engine for Migration {
         Ok(all)
     }
 
-    /// Of the new store, to which publishes go.
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    /// Quotas of the new store, which receives publishes.
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         self.stores.new.set_quotas(quotas).await
-    }
-
-    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
-        self.stores.step_schedule(step).await
-    }
-
-    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
-        self.stores.list_schedules(namespace, list).await
-    }
-
-    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
-        self.stores.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
@@ -330,7 +289,7 @@ impl Engine for Migration {
 
     async fn close(&self) {
         self.stores.tasks.stop();
-        // What goes back to the old store is there before it closes, unless that hangs.
+        // Jobs on their way back to the old store arrive before it closes, unless it hangs.
         let _ = timeout(MOST_PATIENCE, self.stores.tasks.ended()).await;
         self.stores.old.close().await;
         self.stores.new.close().await;

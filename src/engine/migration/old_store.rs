@@ -1,4 +1,4 @@
-//! What is asked of an old store that may hang: what comes too late goes back, and what cannot be done now is owed.
+//! Calls of an old store that may hang: late deliveries are returned, and acks are retried later.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,18 +15,18 @@ use crate::job::{Job, JobRef};
 use crate::name::QueueList;
 use crate::process::tasks::Tasks;
 
-/// How often an owed ack is tried.
+/// Number of attempts of an owed ack.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 impl TwoStores {
-    /// Consumes from the old store. `None` when it is late.
+    /// Consumes from the old store. `None` if it is late.
     pub async fn consume_old(&self, queues: &QueueList, ttrs: &[Duration]) -> Option<Result<Consumed>> {
         if self.state.late.load(Ordering::SeqCst) > 0 {
             return None;
         }
         let (old, queues, ttrs) = (self.old.clone(), queues.clone(), ttrs.to_vec());
         let asked = Instant::now();
-        // Not dropped when it is late: it may have taken jobs.
+        // Not dropped if it is late: it may have taken jobs.
         let mut call = Box::pin(async move { old.consume(&queues, &ttrs).await });
         if let Ok(answer) = timeout(self.state.patience(), &mut call).await {
             self.state.answered(asked, &answer);
@@ -36,7 +36,7 @@ impl TwoStores {
         self.tasks.spawn(async move {
             let answer = call.await;
             state.0.answered(asked, &answer);
-            // Nobody asks the old store before they are there again.
+            // No consume calls the old store before they are returned.
             if let Ok(consumed) = answer {
                 give_back(&*old, consumed.jobs).await;
             }
@@ -44,8 +44,8 @@ impl TwoStores {
         None
     }
 
-    /// Gives jobs back to the old store. One that hangs is waited for no longer than by a consume, and no consume asks
-    /// it before they are there again.
+    /// Gives jobs back to the old store. Waits for a store that hangs no longer than a consume does, and no consume calls
+    /// it before they are returned.
     pub async fn give_back_old(&self, jobs: Vec<Job>) {
         if jobs.is_empty() {
             return;
@@ -63,8 +63,7 @@ impl TwoStores {
         }
     }
 
-    /// Does `step`, and acks these jobs in the old store if it is done, now or later; both also when nobody waits for it
-    /// any more.
+    /// Executes `step`, and then acks these jobs in the old store, now or later; both even if the caller has left.
     pub async fn then_ack_old<T: Send + 'static>(
         &self,
         jobs: Vec<JobRef>,
@@ -83,7 +82,7 @@ impl TwoStores {
     }
 }
 
-/// Acks in the old store of what was replaced in the new one.
+/// Acks in the old store of jobs replaced in the new one.
 struct OldAcks {
     old: Arc<dyn Engine>,
     state: Arc<OldState>,
@@ -97,7 +96,7 @@ impl OldAcks {
         OldAcks { old: old.clone(), state: state.clone(), tasks: tasks.clone(), owed: owed.clone() }
     }
 
-    /// All at the same time, now or later.
+    /// Acks all concurrently, now or later.
     async fn ack(&self, jobs: Vec<JobRef>) {
         let patience = self.state.patience();
         let acks = jobs.iter().map(|job| async move {
@@ -133,7 +132,7 @@ impl OldAcks {
     }
 }
 
-/// A call hangs in the old store until this is dropped.
+/// Marks a call as hanging in the old store until this is dropped.
 struct Late(Arc<OldState>);
 
 impl Late {

@@ -1,4 +1,4 @@
-//! The two stores of a pool that moves, and how an answer is made of what both say.
+//! The two stores of a pool that moves, and how their replies are combined.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use tokio::sync::Semaphore;
 
-use super::mover::Mover;
 use super::patience::OldState;
 use crate::engine::{By, Detail, Engine, Held};
 use crate::error::Result;
@@ -14,37 +13,34 @@ use crate::job::{JobId, Receipt};
 use crate::name::Queue;
 use crate::process::tasks::Tasks;
 
-/// How many acks may be owed to an old store that is away. The jobs of others come back after their ttr.
+/// Maximum number of acks owed to an unavailable old store. Jobs of further ones become ready again after their ttr.
 const MAX_OWED: usize = 1000;
 
-/// The store that is drained, and the one that is filled.
+/// The store to drain, and the store to fill.
 #[derive(Debug)]
 pub struct TwoStores {
     pub old: Arc<dyn Engine>,
     pub new: Arc<dyn Engine>,
     pub state: Arc<OldState>,
-    /// What goes on in the old store although nobody waits for it.
+    /// Calls of the old store without a caller.
     pub tasks: Tasks,
-    /// Of schedules, from the old store to the new one.
-    pub mover: Arc<Mover>,
     /// A permit for each ack that may be owed to the old store.
     pub owed: Arc<Semaphore>,
 }
 
 impl TwoStores {
-    /// Nothing hangs, and nothing is owed.
+    /// Creates it with nothing hanging or owed.
     pub fn new(old: Arc<dyn Engine>, new: Arc<dyn Engine>, tasks: Tasks) -> TwoStores {
         let state = Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) });
-        let mover = Arc::new(Mover::new(old.clone(), new.clone(), state.clone()));
-        TwoStores { old, new, state, tasks, mover, owed: Arc::new(Semaphore::new(MAX_OWED)) }
+        TwoStores { old, new, state, tasks, owed: Arc::new(Semaphore::new(MAX_OWED)) }
     }
 
-    /// Asks the old store for what may be asked again: nothing is lost with an answer that comes too late.
+    /// Makes a call of the old store that may be repeated: a late reply loses nothing.
     pub async fn ask_old<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         self.state.ask(call).await
     }
 
-    /// What the old store has, or else the new one.
+    /// Returns the old store's value, or else the new one's.
     pub async fn old_first<T>(
         &self,
         old: impl Future<Output = Result<Option<T>>>,
@@ -60,7 +56,7 @@ impl TwoStores {
         })
     }
 
-    /// What the new store has, or else the old one.
+    /// Returns the new store's value, or else the old one's.
     pub async fn new_first<T>(
         &self,
         old: impl Future<Output = Result<Option<T>>>,
@@ -72,7 +68,7 @@ impl TwoStores {
         }
     }
 
-    /// Asks both for what both have a part of.
+    /// Calls both stores and combines their replies.
     pub async fn ask_both<T>(
         &self,
         old: impl Future<Output = Result<T>>,
@@ -84,8 +80,8 @@ impl TwoStores {
         }
     }
 
-    /// A step of a holder. The receipt is the same whoever asks, before the move and after it, so both stores are asked:
-    /// the one that has the job answers, and the other knows no such job.
+    /// Executes a step with a receipt. Receipts are the same before, during and after the move, so both stores are called:
+    /// the one that has the job replies, and the other does not know it.
     pub async fn held<T>(
         &self,
         old: impl Future<Output = Result<Held<T>>>,
@@ -105,12 +101,12 @@ impl TwoStores {
         }
     }
 
-    /// Whether the new store has this job.
+    /// Returns whether the new store has this job.
     pub async fn new_has(&self, queue: &Queue, by: By<'_>) -> Result<bool> {
         Ok(self.new.inspect(queue, by, Detail::Stored).await?.is_some())
     }
 
-    /// Whether the new store has all of these jobs. Looks no further than to the first that it has not.
+    /// Returns whether the new store has all of these jobs. Stops at the first that it does not have.
     pub async fn new_has_all(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<bool> {
         for (id, _) in jobs {
             if !self.new_has(queue, By::Id(*id)).await? {

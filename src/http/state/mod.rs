@@ -42,6 +42,7 @@ use crate::job::JobIds;
 use crate::metrics::{KeptTimes, Metrics};
 use crate::name::PoolName;
 use crate::outage::Outage;
+use crate::pauses::Pauses;
 use crate::process::tasks::{Failure, Tasks};
 use crate::push::Push;
 use crate::sampler::Sampler;
@@ -70,6 +71,7 @@ pub struct PoolState {
     /// Cached counts of due times.
     pub delays: DelayCounts,
     pub scheduler: Arc<Scheduler>,
+    pub pauses: Arc<Pauses>,
     /// The pool's samples.
     pub sampler: Arc<Sampler>,
     /// Ids of jobs published to this pool.

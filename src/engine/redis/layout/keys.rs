@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::engine::ScheduleId;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
@@ -20,6 +19,9 @@ pub(super) use job_prefix;
 
 /// A key that never exists: the empty write of a health check uses it and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
+
+/// What versions before the first release kept of pauses and schedules; both are settings now.
+pub const BEFORE_SETTINGS: [&str; 2] = ["dormouse/paused", "dormouse/due"];
 
 /// The keys of one partition. All of them begin with its base, which is empty on a single Redis.
 #[derive(Clone, Debug)]
@@ -35,19 +37,8 @@ pub struct Keys {
     pub used: String,
     /// The server that recounts usage.
     pub used_turn: String,
-    /// Hash of how many schedules are in each state, and the highest revision of a deleted one.
-    pub schedules: String,
-    /// Hash of how many bytes the schedules of each namespace take.
-    pub schedule_bytes: String,
-    /// Sorted set of the schedules, as `namespace/name`: when they are due.
-    pub due: String,
-    /// Hash of the paused queues, as `namespace/queue`: until when, in milliseconds, or 0. The field without a name
-    /// changes with every change.
-    pub paused: String,
     /// List of the jobs that have details, as `namespace/queue/id`, the one that was looked at longest ago at the right.
     pub with_details: String,
-    /// Prefix of the keys of schedules; scripts append `namespace/name`.
-    pub schedule_base: String,
     /// Which server pumps the partition, in a cluster.
     pub pump_lease: String,
 }
@@ -68,12 +59,7 @@ impl Keys {
             dropped: key("dormouse/dropped"),
             used: key("dormouse/used"),
             used_turn: key("dormouse/used/turn"),
-            schedules: key("dormouse/schedules"),
-            schedule_bytes: key("dormouse/schedule-bytes"),
-            due: key("dormouse/due"),
-            paused: key("dormouse/paused"),
             with_details: key("dormouse/details"),
-            schedule_base: key("dormouse/schedule/"),
             pump_lease: key("dormouse/pump"),
             base: base.into(),
         }
@@ -128,21 +114,6 @@ impl Keys {
             format!("{}dormouse/once/{}/{}/", self.base, queue.namespace, queue.name).into_bytes();
         bytes.extend(key.as_bytes());
         bytes
-    }
-
-    /// Hash of a schedule.
-    pub fn schedule(&self, id: &ScheduleId) -> String {
-        format!("{}{id}", self.schedule_base)
-    }
-
-    /// Returns the prefix of the keys of a namespace's schedules: scripts append the name.
-    pub fn schedule_prefix(&self, namespace: &Namespace) -> String {
-        format!("{}{namespace}/", self.schedule_base)
-    }
-
-    /// Sorted set of the names of a namespace's schedules, all with the score 0.
-    pub fn schedules_of(&self, namespace: &Namespace) -> String {
-        format!("{}/{namespace}", self.schedules)
     }
 
     /// Sorted set of the queues in [`queues_of`](Keys::queues_of), all with the score 0: in the order of their names.

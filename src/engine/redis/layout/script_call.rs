@@ -77,11 +77,6 @@ impl ScriptCall {
         self.lasts
     }
 
-    /// The keys and the arguments, for a script that contains this one.
-    pub fn parts(&self) -> (Vec<&[u8]>, Vec<&[u8]>) {
-        (args_of(&self.keys).collect(), args_of(&self.args).collect())
-    }
-
     /// The command. The script does nothing once its Redis's clock is past the deadline.
     fn command(&self, deadline: Micros) -> Cmd {
         let (keys, args) = (self.keys.args_iter().len(), self.args.args_iter().len());

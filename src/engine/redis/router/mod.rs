@@ -10,7 +10,7 @@
 //! - `each`: one read of many partitions, in one round trip for each node.
 //! - `scattered`: queues that the configuration does not spread any more.
 //! - `samples`: what namespaces with a quota have, as far as this process knows.
-//! - `quotas`, `schedules`: what is one step on a single Redis, and several in a cluster.
+//! - `quotas`: what is one step on a single Redis, and several in a cluster.
 
 mod consume;
 mod each;
@@ -22,7 +22,6 @@ mod pump;
 pub mod quotas;
 mod samples;
 pub mod scattered;
-mod schedules;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,11 +87,6 @@ impl Router {
             return &self.parts;
         }
         std::slice::from_ref(self.home(queue))
-    }
-
-    /// The partition that has the settings of the pool.
-    pub fn settings(&self) -> &Arc<PartitionCore> {
-        self.part(0)
     }
 
     pub fn now(&self) -> Millis {
