@@ -252,7 +252,7 @@ async fn rest(jobs: u64, body: usize) {
 fn publication(job: NewJob, key: Option<&str>, once: Option<&str>) -> Publication {
     let key = key.and_then(JobKey::parse).map(|key| (key, OnConflict::Keep));
     let once = once.and_then(|name| IdempotencyKey::new(name.as_bytes()));
-    let once = once.map(|key| Once { key, fingerprint: [1; 16] });
+    let once = once.map(|key| Once::request(key, [1; 16]));
     Publication { jobs: vec![Placing { job, at: None, key }], replaces: None, once }
 }
 

@@ -121,7 +121,7 @@ if quotas then
   end
   local used_up = quotas.admit(keys, sizes, gone, staged and job_keys or {})
   -- The record of a call that stores no job counts too.
-  if record and #keys == 0 then used_up = quotas.admit_beside(lists[1].namespace, 1, true) end
+  if record and #keys == 0 then used_up = quotas.admit_record(lists[1].namespace) end
   if used_up then return answer('quota', used_up) end
 end
 

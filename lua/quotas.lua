@@ -7,8 +7,7 @@ local used_key, plain, known = base .. 'dormouse/used', call, {}
 -- Keys of deleted jobs whose usage is already credited to new ones.
 local credited = {}
 
--- Returns the namespace of this name, if it has a quota. Its bytes include those used by its schedules, which are
--- counted in a separate hash: only our servers change it.
+-- Returns the namespace of this name, if it has a quota.
 local function namespace_called(name)
   if known[name] == nil then
     local row = plain('HMGET', used_key, name, name .. '/jobs', name .. '/bytes', name .. '/elsewhere')
@@ -20,8 +19,6 @@ local function namespace_called(name)
     if jobs then
       local has, more_jobs, more_bytes = known[name].has, string.match(row[4] or '', '^(%d+) (%d+)$')
       has[1], has[2] = has[1] + (tonumber(more_jobs) or 0), has[2] + (tonumber(more_bytes) or 0)
-      local of_schedules = tonumber(plain('HGET', base .. 'dormouse/schedule-bytes', name)) or 0
-      known[name].has[2] = known[name].has[2] + math.max(of_schedules, 0)
     end
   end
   return known[name] or nil
@@ -107,16 +104,14 @@ function quotas.admit(keys, sizes, gone, staged)
   for key in pairs(goes) do credited[key] = true end
 end
 
--- Reserves `bytes` that belong to no job: a schedule's, or those for the record of a publish that stores no job. New
--- records are also refused once the quota of jobs is used up. Returns the same as `admit`.
-function quotas.admit_beside(name, bytes, is_new)
+-- Whether there is quota for the record of a publish that stores no job: none once the jobs or the bytes are used up.
+-- Returns the same as `admit`.
+function quotas.admit_record(name)
   local namespace = namespace_called(name)
   if not namespace then return end
   local most, has = namespace.most, namespace.has
-  if bytes <= 0 then return end
-  if is_new and most[1] > 0 and has[1] >= most[1] then return 1 end
-  if most[2] > 0 and has[2] + bytes > most[2] then return 2 end
-  has[2] = has[2] + bytes
+  if most[1] > 0 and has[1] >= most[1] then return 1 end
+  if most[2] > 0 and has[2] >= most[2] then return 2 end
 end
 
 -- Whether a queue's name may be added to this hash: false if its first publish was refused.

@@ -20,6 +20,7 @@ pub mod job;
 pub mod metrics;
 pub mod name;
 pub mod outage;
+pub mod pauses;
 pub mod process;
 pub mod pump;
 pub mod push;

@@ -2,16 +2,18 @@
 //! pools' stores count and enforce them. This module copies them there: each server checks every [`ASK`] whether a
 //! quota has changed. Independent of HTTP.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{AdminStore, QuotasVersion, Scope};
 use crate::engine::{Engine, Quota, Quotas, together};
-use crate::error::Result;
-use crate::name::PoolName;
+use crate::error::{Error, Result};
+use crate::name::{Namespace, PoolName};
 use crate::outage::Outage;
 
 /// Interval of checking for changes.
@@ -27,13 +29,31 @@ pub struct Bounded {
     engine: Arc<dyn Engine>,
     /// In order of precedence: the first pool with a quota for the namespace counts.
     pools: Vec<PoolName>,
+    /// As they were set.
+    quotas: Mutex<Quotas>,
+    /// Locked while quotas are sent to the store.
+    sent: AsyncMutex<Sent>,
     changed: Notify,
     /// Number of changes made by this server, including its start, and how many of them are in effect here.
     made: watch::Sender<u64>,
     in_force: watch::Sender<u64>,
 }
 
+/// Quotas that a store has received.
+#[derive(Debug)]
+struct Sent {
+    /// `None`: they must be sent again.
+    version: Option<QuotasVersion>,
+    at: Instant,
+    quotas: Quotas,
+}
+
 impl Bounded {
+    /// Returns whether a namespace has a quota of bytes.
+    fn bounds_bytes(&self, namespace: &Namespace) -> bool {
+        self.quotas.lock().get(namespace).is_some_and(|quota| quota.bytes > 0)
+    }
+
     /// Records that a quota may have changed. Returns the number of the change.
     fn record_change(&self) -> u64 {
         self.made.send_modify(|made| *made += 1);
@@ -55,6 +75,9 @@ pub struct QuotaManager {
     store: Arc<dyn AdminStore>,
     outage: Arc<Outage>,
     stores: Vec<Bounded>,
+    /// Bytes used by the schedules of each namespace. They count toward its quota, although they are not in the pool's
+    /// store: the store gets a quota that is smaller by them.
+    schedule_bytes: Mutex<BTreeMap<Scope, u64>>,
 }
 
 impl QuotaManager {
@@ -67,9 +90,12 @@ impl QuotaManager {
     ) -> Arc<QuotaManager> {
         let bounded = |(engine, pools)| {
             let (made, in_force) = (watch::channel(1).0, watch::channel(0).0);
-            Bounded { engine, pools, changed: Notify::new(), made, in_force }
+            let sent = Sent { version: None, at: Instant::now(), quotas: Quotas::new() };
+            let (quotas, sent, changed) = (Mutex::default(), AsyncMutex::new(sent), Notify::new());
+            Bounded { engine, pools, quotas, sent, changed, made, in_force }
         };
-        Arc::new(QuotaManager { store, outage, stores: stores.map(bounded).collect() })
+        let (stores, schedule_bytes) = (stores.map(bounded).collect(), Mutex::default());
+        Arc::new(QuotaManager { store, outage, stores, schedule_bytes })
     }
 
     /// Returns the indices of the stores.
@@ -88,29 +114,83 @@ impl QuotaManager {
     pub async fn put(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
         let put = self.store.put_quota(scope, quota, if_none).await;
         // After an error too, since the change may have been made.
-        let of_pool = self.stores.iter().filter(|store| store.pools.contains(&scope.pool));
-        let changes: Vec<(&Bounded, u64)> = of_pool.map(|store| (store, store.record_change())).collect();
+        let changes = QuotaManager::record_changes(self.stores_of(&scope.pool));
         if put.is_ok() {
-            let applied = changes.into_iter().map(|(store, made)| store.wait_until_applied(made));
-            let _ = timeout(IN_FORCE, together::all(applied)).await;
+            QuotaManager::wait_until_applied(changes).await;
         }
         put
+    }
+
+    fn stores_of(&self, pool: &PoolName) -> impl Iterator<Item = &Bounded> {
+        self.stores.iter().filter(move |store| store.pools.contains(pool))
+    }
+
+    fn record_changes<'a>(stores: impl Iterator<Item = &'a Bounded>) -> Vec<(&'a Bounded, u64)> {
+        stores.map(|store| (store, store.record_change())).collect()
+    }
+
+    /// Waits until the changes are in effect on this server, at most [`IN_FORCE`].
+    async fn wait_until_applied(changes: Vec<(&Bounded, u64)>) {
+        let applied = changes.into_iter().map(|(store, made)| store.wait_until_applied(made));
+        let _ = timeout(IN_FORCE, together::all(applied)).await;
+    }
+
+    /// Records how many bytes the schedules of a namespace use.
+    pub fn set_schedule_bytes(&self, scope: Scope, bytes: u64) {
+        let bounded = self.stores_of(&scope.pool).filter(|store| store.bounds_bytes(&scope.namespace));
+        bounded.for_each(|store| store.changed.notify_one());
+        let mut all = self.schedule_bytes.lock();
+        match bytes {
+            0 => all.remove(&scope),
+            _ => all.insert(scope, bytes),
+        };
+    }
+
+    /// Waits until the bytes recorded for a namespace count on this server, at most [`IN_FORCE`].
+    pub async fn apply_schedule_bytes(&self, scope: &Scope) {
+        let bounded = self.stores_of(&scope.pool).filter(|store| store.bounds_bytes(&scope.namespace));
+        QuotaManager::wait_until_applied(QuotaManager::record_changes(bounded)).await;
+    }
+
+    /// Checks that a namespace has room for a new schedule, or for one that grows, by `more` bytes. Fails with
+    /// [`OverQuota`](Error::OverQuota).
+    pub async fn admit_schedule(&self, scope: &Scope, more: u64, is_new: bool) -> Result<()> {
+        // A store that another pool migrates to has that pool's new jobs.
+        let Some(store) = self.stores_of(&scope.pool).max_by_key(|store| store.pools.len()) else {
+            return Ok(());
+        };
+        let quota = store.quotas.lock().get(&scope.namespace).copied();
+        let Some(quota) = quota.filter(|quota| more > 0 && quota.counts_jobs()) else { return Ok(()) };
+        let used = {
+            let _one = store.sent.lock().await;
+            // Usually the store has the same quotas already: this reads the usage.
+            let used = store.engine.set_quotas(&self.without_schedules(store)).await?;
+            used.get(&scope.namespace).copied().unwrap_or_default()
+        };
+        let bytes = used.bytes + self.schedule_bytes_in(store, &scope.namespace) + more;
+        if is_new && quota.jobs > 0 && used.jobs >= quota.jobs {
+            Err(Error::OverQuota("jobs"))
+        } else if quota.bytes > 0 && bytes > quota.bytes {
+            Err(Error::OverQuota("bytes"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Bytes of the schedules whose jobs go to this store.
+    fn schedule_bytes_in(&self, store: &Bounded, namespace: &Namespace) -> u64 {
+        let all = self.schedule_bytes.lock();
+        let scope = |pool: &PoolName| Scope { pool: pool.clone(), namespace: namespace.clone() };
+        store.pools.iter().filter_map(|pool| all.get(&scope(pool))).sum()
     }
 
     /// Keeps the quotas of one store up to date. Never returns.
     pub async fn keep_applied(&self, store: usize) {
         let store = &self.stores[store];
-        let (mut known, mut sent) = (None, Instant::now());
         loop {
-            if sent.elapsed() >= AGAIN {
-                (known, sent) = (None, Instant::now());
-            }
             let made = *store.made.borrow();
-            match self.send_quotas(store, known).await {
-                Ok(version) => {
-                    known = Some(version);
-                    store.in_force.send_replace(made);
-                }
+            match self.send_quotas(store).await {
+                Ok(()) => _ = store.in_force.send_replace(made),
                 // Retried; the outage is reported by the store's callers.
                 Err(error) => tracing::debug!(%error, "quotas could not be applied to a store"),
             }
@@ -132,17 +212,40 @@ impl QuotaManager {
     }
 
     /// Sends a store its quotas, if any has changed.
-    async fn send_quotas(&self, store: &Bounded, known: Option<QuotasVersion>) -> Result<QuotasVersion> {
-        let asked = self.store.quotas(known).await;
-        self.outage.report(&asked);
-        let Some((version, all)) = asked? else { return Ok(known.unwrap_or_default()) };
-        let mut quotas = Quotas::new();
-        for pool in &store.pools {
-            for (Scope { namespace, .. }, quota) in all.iter().filter(|(scope, _)| scope.pool == *pool) {
-                quotas.entry(namespace.clone()).or_insert(*quota);
-            }
+    async fn send_quotas(&self, store: &Bounded) -> Result<()> {
+        let mut sent = store.sent.lock().await;
+        if sent.at.elapsed() >= AGAIN {
+            sent.version = None;
         }
+        let asked = self.store.quotas(sent.version).await;
+        self.outage.report(&asked);
+        let changed = asked?;
+        if let Some((_, all)) = &changed {
+            let mut quotas = Quotas::new();
+            for pool in &store.pools {
+                for (Scope { namespace, .. }, quota) in all.iter().filter(|(scope, _)| scope.pool == *pool) {
+                    quotas.entry(namespace.clone()).or_insert(*quota);
+                }
+            }
+            *store.quotas.lock() = quotas;
+        }
+        let quotas = self.without_schedules(store);
+        if changed.is_none() && quotas == sent.quotas {
+            return Ok(());
+        }
+        let version = changed.map(|(version, _)| version).or(sent.version.take());
         store.engine.set_quotas(&quotas).await?;
-        Ok(version)
+        *sent = Sent { version, at: Instant::now(), quotas };
+        Ok(())
+    }
+
+    /// Returns the quotas of a store, without the bytes that schedules use.
+    fn without_schedules(&self, store: &Bounded) -> Quotas {
+        let mut quotas = store.quotas.lock().clone();
+        for (namespace, quota) in quotas.iter_mut().filter(|(_, quota)| quota.bytes > 0) {
+            // 0 would be no bound.
+            quota.bytes = quota.bytes.saturating_sub(self.schedule_bytes_in(store, namespace)).max(1);
+        }
+        quotas
     }
 }

@@ -10,11 +10,13 @@ use std::time::Duration;
 use std::vec::IntoIter;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::delivery::{Delivery, GiveBack};
 use super::parked_polls::ParkedPolls;
+use super::paused::{Open, PausedQueues};
 use super::request::{ConsumeError, Wanted};
 use super::turns::{Turn, Turns};
 use super::wait_lists::{Fetch, HELD_UP, WaitLists};
@@ -32,11 +34,14 @@ const RETRY: Duration = Duration::from_secs(1);
 /// One pool's dispatcher.
 #[derive(Debug)]
 pub struct Dispatcher {
-    engine: Arc<dyn Engine>,
+    pub(super) engine: Arc<dyn Engine>,
     pub(super) parked: Arc<ParkedPolls>,
     pub(super) lists: Mutex<WaitLists>,
     /// Number of queues with waiters. While it is 0, a notification returns without taking the lock.
     pub(super) waited_for: AtomicUsize,
+    pub(super) paused: PausedQueues,
+    /// Notified when a fetch has ended.
+    pub(super) fetch_ended: Notify,
     pub(super) give_back: GiveBack,
     turns: Turns,
     /// Fair-queueing state of each wait list with weights.
@@ -60,6 +65,8 @@ impl Dispatcher {
             parked,
             lists: Mutex::default(),
             waited_for: AtomicUsize::new(0),
+            paused: PausedQueues::default(),
+            fetch_ended: Notify::new(),
             give_back,
             turns: Turns::default(),
             shares: WeightShares::default(),
@@ -83,7 +90,7 @@ impl Dispatcher {
 
     /// Starts fetching for lists whose `fetching` flag was just set. They call the store in this order: each starts
     /// once the previous one has made its call.
-    fn start_fetches(&self, lists: Vec<Wanted>) {
+    pub(super) fn start_fetches(&self, lists: Vec<Wanted>) {
         self.start_next(lists.into_iter());
     }
 
@@ -108,9 +115,13 @@ impl Dispatcher {
             let mut in_flight = FetchInFlight { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
             let fetch = in_flight.fetch.as_ref();
             let (ttrs, began) = fetch.map_or((&[][..], 0), |fetch| (&fetch.ttrs, fetch.began));
-            let call: StoreCall<'_, Result<Consumed>> = match &queues.weights {
-                None => self.engine.consume(&queues.queues, ttrs),
-                Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)),
+            // After `begin`, so that a concurrent pause sees this fetch, or this fetch sees the pause.
+            let open = self.open(&queues);
+            let wanted = if let Open::Some(open) = &open { open } else { &queues };
+            let call: StoreCall<'_, Result<Consumed>> = match &wanted.weights {
+                _ if matches!(open, Open::None) => Box::pin(async { Ok(Consumed::default()) }),
+                None => self.engine.consume(&wanted.queues, ttrs),
+                Some(weights) => Box::pin(self.shares.consume(&*self.engine, wanted, weights, ttrs)),
             };
             let result = self.in_time(&queues, began, &mut turn, next.after(call)).await;
             if let Some(fetch) = in_flight.fetch.take()
@@ -179,6 +190,8 @@ impl Dispatcher {
         if let Some((first, _)) = fetch.waiters.first() {
             lists.serves(queues, *first, false);
         }
+        lists.in_flight.remove(&fetch.began);
+        self.fetch_ended.notify_waiters();
         let goes_on = match result {
             Ok(consumed) => self.hand_out(&mut lists, queues, fetch, consumed),
             Err(error) => self.fail(&mut lists, queues, &fetch, &error),
@@ -303,6 +316,10 @@ impl Dispatcher {
 
 impl Notifier for Dispatcher {
     fn notify(&self, queue: &Queue) {
+        // Resuming a queue wakes its waiters.
+        if self.pause_of(queue).is_some() {
+            return;
+        }
         // A list registers before its last fetch, and a job is stored before its notification. So if the list is not
         // visible here yet, its fetch will find the job.
         if self.waited_for.load(Ordering::SeqCst) > 0 {

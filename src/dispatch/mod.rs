@@ -32,6 +32,9 @@
 //! not respond: once, and only to a list that shares exactly one queue with it. After a failed fetch, its queues are
 //! notified again after a second.
 //!
+//! **Paused queues.** A fetch leaves them out, and their notifications are dropped. When a pause ends, the longest waiter's
+//! list fetches.
+//!
 //! **Isolation of namespaces.** The number of fetches in flight is bounded. When most of that bound is used, a fetch
 //! that takes long gives up its turn, and each namespace has its own bound ([`turns`]).
 //!
@@ -43,6 +46,8 @@ mod by_arrival;
 mod delivery;
 mod fetches;
 mod parked_polls;
+mod paused;
+mod pausing;
 mod request;
 mod turns;
 mod wait_lists;
@@ -59,6 +64,7 @@ use tokio::time::{Instant, timeout_at};
 pub use self::delivery::Delivery;
 pub use self::fetches::Dispatcher;
 pub use self::parked_polls::ParkedPolls;
+pub use self::paused::Pause;
 pub use self::request::{ConsumeError, Request, Weights};
 use self::request::{ConsumeResult, Wanted};
 use crate::error::{Error, Result, Unreachable};

@@ -41,6 +41,8 @@ pub struct WaitLists {
     pub arrivals: u64,
     /// Counter that orders notifications and starts of fetches.
     moments: u64,
+    /// Fetches in flight, by the moment at which they began.
+    pub in_flight: BTreeMap<u64, Wanted>,
     /// The server is shutting down: a poll is answered after one fetch.
     pub closed: bool,
 }
@@ -254,7 +256,21 @@ impl WaitLists {
         let next = self.next_of_others(queues);
         let list = self.by_list.get_mut(queues)?;
         self.moments += 1;
+        self.in_flight.insert(self.moments, queues.clone());
         Some(list.fetch(self.arrivals, next, self.moments))
+    }
+
+    /// Returns the current moment.
+    pub fn moment(&self) -> u64 {
+        self.moments
+    }
+
+    /// Returns whether a fetch that began no later than `upto` and has not ended may read this queue.
+    pub fn is_read(&self, queue: &Queue, upto: u64) -> bool {
+        let may_read = |wanted: &Wanted| {
+            wanted.queues.namespace() == &queue.namespace && wanted.queues.names().contains(&queue.name)
+        };
+        self.in_flight.range(..=upto).any(|(_, wanted)| may_read(wanted))
     }
 
     /// Passes notifications of a held-up list's queues on to lists that share only the notified queue. Returns the

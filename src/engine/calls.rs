@@ -31,7 +31,14 @@ impl Quota {
 /// The quotas of all namespaces that have one.
 pub type Quotas = BTreeMap<Namespace, Quota>;
 
-/// A delay as an id has it, in seconds.
+/// Jobs stored in a namespace, and the bytes of their bodies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub jobs: u64,
+    pub bytes: u64,
+}
+
+/// Returns a delay as an id contains it, in seconds.
 pub fn delay_in_id(delay: Duration) -> u32 {
     u32::try_from(delay.as_secs()).unwrap_or(u32::MAX)
 }
@@ -140,7 +147,7 @@ pub struct Publication {
     /// 1 to [`MAX_PUBLISH`](super::MAX_PUBLISH), all of one queue if there is a [`once`](Publication::once). No two
     /// have the same key.
     pub jobs: Vec<Placing>,
-    /// Acked in the same step, before keys are checked; ignored if missing.
+    /// Acked in the same step, before keys are checked; ignored if missing. Not one of `jobs`.
     pub replaces: Option<JobRef>,
     /// Makes the call idempotent.
     pub once: Option<Once>,
@@ -199,6 +206,36 @@ pub struct Once {
     pub key: IdempotencyKey,
     /// Equal for equal requests.
     pub fingerprint: Fingerprint,
+    pub kind: OnceKind,
+}
+
+impl Once {
+    /// Creates that of a client's request.
+    pub fn request(key: IdempotencyKey, fingerprint: Fingerprint) -> Once {
+        Once { key, fingerprint, kind: OnceKind::Request }
+    }
+}
+
+/// Minimum time for which a request with a [`Once`] is remembered.
+pub const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// Kind of an idempotent publish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnceKind {
+    /// A client's request.
+    Request,
+    /// An occurrence of a schedule, whose job has the same id each time.
+    Occurrence,
+}
+
+impl OnceKind {
+    /// Returns the minimum time for which the publish is remembered.
+    pub fn remembered(self) -> Duration {
+        match self {
+            OnceKind::Request => REMEMBERED,
+            OnceKind::Occurrence => Duration::from_secs(24 * 3600),
+        }
+    }
 }
 
 /// A hash of everything that makes two requests equal.
@@ -351,29 +388,6 @@ pub enum Promoted {
     NotFound,
 }
 
-/// How long a queue is to be paused from now on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pausing {
-    For(Duration),
-    UntilResumed,
-    /// Not at all: its pause ends.
-    Resumed,
-}
-
-/// How long a queue is paused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pause {
-    /// `None`: until it is resumed.
-    pub until: Option<Millis>,
-}
-
-impl Pause {
-    /// Whether it has not ended by then.
-    pub fn lasts(&self, now: Millis) -> bool {
-        self.until.is_none_or(|until| until > now)
-    }
-}
-
 /// Position in a list of jobs. At most 600 URL-safe characters, interpreted only by the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub String);
@@ -411,8 +425,14 @@ pub struct QueueView {
     pub dead: Option<u64>,
     /// Age of the job at the head; `None` also if no job is ready.
     pub oldest_ready_age: Option<Duration>,
-    /// `None` when it is not paused.
-    pub paused: Option<Pause>,
+}
+
+impl QueueView {
+    /// Returns the figures of a queue without jobs.
+    pub fn empty(queue: Queue) -> QueueView {
+        let none = Some(0);
+        QueueView { queue, ready: none, delayed: none, running: none, dead: none, oldest_ready_age: None }
+    }
 }
 
 /// A page of a namespace's queues.

@@ -1,7 +1,7 @@
 //! Deletes a queue with all its jobs except running ones, and its name. Built on the methods of [`Engine`]: only the
 //! last step is specific to a store.
 
-use super::{Engine, JobList, MAX_LISTED, Pausing};
+use super::{Engine, JobList, MAX_LISTED};
 use crate::error::{Error, Result};
 use crate::job::JobState;
 use crate::name::Queue;
@@ -27,6 +27,5 @@ pub async fn forget(engine: &dyn Engine, queue: &Queue) -> Result<()> {
     engine.delete_dead(queue, u64::MAX).await?;
     // After the delayed jobs, because some may have become ready meanwhile.
     engine.destroy(queue).await?;
-    engine.pause(queue, Pausing::Resumed).await?;
     engine.forget_queue(queue).await
 }

@@ -11,9 +11,9 @@ use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, How, JobList, JobPage, Once, Pause, Pausing,
-    Placing, Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn,
-    Respawned, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    By, Consumed, Detail, Engine, Held, How, JobList, JobPage, Once, Placing, Promoted, Publication,
+    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
+    Touched, Usage,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -224,16 +224,6 @@ impl Engine for Metered {
         Ok(deleted)
     }
 
-    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        let paused = self.step(Operation::Pause, self.inner.pause(queue, pausing)).await;
-        self.metrics.changed(queue);
-        paused
-    }
-
-    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        self.inner.pauses().await
-    }
-
     async fn pump(&self) -> Result<Pumped> {
         let pumped = self.step(Operation::Pump, self.inner.pump()).await?;
         self.metrics.counters.timer_due_jobs.inc_by(pumped.moved as u64);
@@ -265,32 +255,8 @@ impl Engine for Metered {
         self.step(Operation::Delays, self.inner.delays(count)).await
     }
 
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         self.step(Operation::SetQuotas, self.inner.set_quotas(quotas)).await
-    }
-
-    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
-        let queue = step.queue();
-        let stepped = self.step(Operation::StepSchedule, self.inner.step_schedule(step)).await?;
-        if let (Some(queue), Stepped::Done { landed: Some(landed), .. }) = (queue, &stepped) {
-            match landed.placed.how {
-                How::Duplicate => {}
-                How::New => self.stored(&queue, 1, 0),
-                How::Replaced(id) => {
-                    self.forgotten(&queue, id);
-                    self.stored(&queue, 1, 0);
-                }
-            }
-        }
-        Ok(stepped)
-    }
-
-    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
-        self.step(Operation::ListSchedules, self.inner.list_schedules(namespace, list)).await
-    }
-
-    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
-        self.step(Operation::DueSchedules, self.inner.due_schedules(list)).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -62,7 +62,6 @@ pub mod notifier;
 pub mod observer;
 pub mod redis;
 pub mod respawn;
-mod schedules;
 pub mod together;
 
 use std::collections::BTreeMap;
@@ -73,18 +72,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use self::calls::{
-    By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Pause, Pausing,
+    By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, OnceKind,
     Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota,
-    Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
-    delay_in_id,
+    Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats,
+    Touched, Tries, Usage, delay_in_id,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
 use self::observer::Observer;
-pub use self::schedules::{
-    DueList, DueSchedules, Landed, ScheduleBounds, ScheduleId, ScheduleList, SchedulePage, SchedulePut,
-    ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
-};
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -100,12 +95,6 @@ pub const MAX_CONSUME_BYTES: usize = 8 << 20;
 pub const MAX_NAMED: usize = 100;
 /// Maximum length of a page of [`Engine::list_jobs`] or [`Engine::list_queues`].
 pub const MAX_LISTED: usize = 100;
-/// Maximum number of schedules returned by one [`Engine::due_schedules`].
-pub const MAX_DUE: usize = 256;
-/// Maximum number of paused queues per namespace.
-pub const MAX_PAUSED: usize = 1000;
-/// Minimum time that a publish with a [`Once`] is remembered.
-pub const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// A store of jobs.
 #[async_trait]
@@ -201,15 +190,6 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Deletes the oldest `limit` dead jobs. Returns their number. In bounded steps, each atomic.
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64>;
 
-    /// Pauses a queue, or ends its pause if it has one. No consume delivers jobs of a paused queue: immediately in this
-    /// process, and within a second in others. All other operations continue. Replaces an earlier pause, and survives
-    /// restarts. Fails with [`TooManyPaused`](crate::error::Error::TooManyPaused) beyond [`MAX_PAUSED`] queues of the
-    /// namespace. The notifiers are called whenever a pause ends. Returns the pause now in effect.
-    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>>;
-
-    /// Returns all paused queues, paused by any server. Reads the store.
-    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>>;
-
     /// Moves due jobs, earliest first, up to the store's bound for one step: delayed ones and running ones with tries
     /// left become ready, other running ones dead.
     async fn pump(&self) -> Result<Pumped>;
@@ -237,29 +217,14 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// seconds for millions. May miss jobs that are stored, deleted or become due meanwhile.
     async fn delays(&self, count: &DelayCount) -> Result<Delays>;
 
-    /// Replaces all quotas. From now on a publish of any kind that would exceed the quota of a namespace fails as a
-    /// whole with [`OverQuota`](crate::error::Error::OverQuota). A job replaced in the same step does not count; calls
-    /// that store nothing never fail for it. A store with other writers may count their changes and expired jobs late.
-    /// Returns once existing jobs are counted, or will be soon.
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()>;
+    /// Replaces all quotas. From now on a publish that would exceed the quota of a namespace fails as a whole with
+    /// [`OverQuota`](crate::error::Error::OverQuota). A job replaced in the same step does not count; calls that store
+    /// nothing never fail for it. A store with other writers may count their changes and expired jobs late. Returns once
+    /// existing jobs are counted or will be soon: the usage of the namespaces whose jobs or bytes are bounded.
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>>;
 
-    /// Takes one step of a schedule: compares the version of its record, stores the job as [`publish`](Engine::publish)
-    /// does, and replaces the record, all in one step or nothing. As durable as a publish. Every occurrence is placed
-    /// by this method, so its job exists if and only if the record says that it was placed. If the job is not stored,
-    /// nothing has changed. In a cluster the job is in another partition than the record: it is published first, so
-    /// that a repeated step does not store it again, and an interrupted step is repeated.
-    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped>;
-
-    /// Returns a page of a namespace's schedules, sorted by name. Work and result of one call are bounded. Over all
-    /// pages a schedule that exists throughout is returned once.
-    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage>;
-
-    /// Returns schedules of all namespaces that are due by the *time of day* of the store's machine, which may be set
-    /// back. 1 to [`MAX_DUE`] may be requested; fewer are returned if their bodies are large.
-    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules>;
-
-    /// Attaches a notifier of queues that may have new ready jobs: called at once if this process made them ready, soon
-    /// if another process did and the queue is [watched](Engine::watch).
+    /// Attaches a notifier of queues that may have new ready jobs: called at once if this process made them ready, soon if
+    /// another process did and the queue is [watched](Engine::watch).
     fn attach(&self, notifier: Weak<dyn Notifier>);
 
     /// Watches a queue that a consumer waits for. The notifier says for how long.

@@ -64,15 +64,11 @@ operations! {
     ForgetQueue = "forget_queue",
     Respawn = "respawn",
     DeleteDead = "delete_dead",
-    Pause = "pause",
     Pump = "pump",
     ListQueues = "list_queues",
     Stats = "stats",
     Delays = "delays",
     SetQuotas = "set_quotas",
-    StepSchedule = "step_schedule",
-    ListSchedules = "list_schedules",
-    DueSchedules = "due_schedules",
 }
 
 /// Label of the operation that a disk does by itself.

@@ -261,7 +261,7 @@ impl Sending {
         // One message per death: a job that was respawned can die again.
         let once = format!("push/{queue}/{id}/{attempt}");
         let fingerprint: Fingerprint = xxhash_rust::xxh3::xxh3_128(once.as_bytes()).to_be_bytes();
-        let once = IdempotencyKey::new(&fingerprint).map(|key| Once { key, fingerprint });
+        let once = IdempotencyKey::new(&fingerprint).map(|key| Once::request(key, fingerprint));
         let job = NewJob {
             id: pool.engine.make_id(&pool.ids, &to, Duration::ZERO, false),
             queue: to,

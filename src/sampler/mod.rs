@@ -6,7 +6,6 @@ mod counts;
 mod refresh;
 mod rows;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ pub use self::rows::QueueRow;
 use self::rows::{of, rows};
 use crate::clock::{Began, Millis};
 use crate::dispatch::Dispatcher;
-use crate::engine::{Engine, Pause, Stats};
+use crate::engine::{Engine, Stats};
 use crate::error::{Error, Result};
 use crate::history::need::QueueWatch;
 use crate::history::{self, Point};
@@ -44,11 +43,7 @@ pub const CHECK_TIME: Duration = Duration::from_secs(1);
 const YOUNG: Duration = Duration::from_secs(5);
 
 /// Result of reading a store; `None` if it did not reply.
-#[derive(Clone, Debug, Default)]
-pub struct Reading {
-    pub stats: Option<Arc<Stats>>,
-    pub paused: Option<Arc<BTreeMap<Queue, Pause>>>,
-}
+pub type Reading = Option<Arc<Stats>>;
 
 /// A store that did not reply.
 #[derive(Clone, Debug)]
@@ -175,6 +170,11 @@ impl Sampler {
         self.ask(PATIENCE, &mut last).await;
     }
 
+    /// A queue was paused or resumed: the next page shows it so.
+    pub fn changed(&self, queue: &Queue) {
+        self.metrics.changed(queue);
+    }
+
     /// Hides a forgotten queue from samples and scrapes, unless the store reports it again. Waits for a running
     /// reading, which may include the queue.
     pub async fn forget(&self, queue: &Queue) {
@@ -204,7 +204,7 @@ impl Sampler {
                     let before = last.0;
                     let reading = self.ask(end.saturating_duration_since(Instant::now()), &mut last).await;
                     // A failed scrape does not delay the next background reading, which has a longer timeout.
-                    if reading.stats.is_none() {
+                    if reading.is_none() {
                         last.0 = before;
                     }
                     reading
@@ -223,21 +223,19 @@ impl Sampler {
     async fn ask(self: &Arc<Self>, patience: Duration, last: &mut (Instant, Option<Reading>)) -> Reading {
         last.1 = None;
         let began = Instant::now();
-        let (stats, paused) =
-            tokio::join!(timeout(patience, self.engine.stats()), timeout(patience, self.engine.pauses()));
+        let stats = timeout(patience, self.engine.stats()).await;
         last.0 = Instant::now();
         let answer = |answer: Result<Result<Stats>, _>| answer.unwrap_or(Err(Error::away("no response")));
-        let paused = paused.ok().and_then(Result::ok).map(Arc::new);
         let stats = match answer(stats.map_err(|_| Error::Closed)) {
             Ok(stats) => Arc::new(stats),
             Err(error) => {
                 self.fails(error.to_string());
-                return Reading { stats: None, paused };
+                return None;
             }
         };
-        let (this, of_sample, of_paused) = (self.clone(), stats.clone(), paused.clone());
-        beside_the_runtime(move || this.see(&of_sample, of_paused.as_deref(), began)).await;
-        let reading = Reading { stats: Some(stats), paused };
+        let (this, of_sample) = (self.clone(), stats.clone());
+        beside_the_runtime(move || this.see(&of_sample, began)).await;
+        let reading = Some(stats);
         last.1 = Some(reading.clone());
         reading
     }
@@ -250,8 +248,9 @@ impl Sampler {
     }
 
     /// Makes a sample of the store's statistics.
-    fn see(&self, stats: &Stats, paused: Option<&BTreeMap<Queue, Pause>>, began: Instant) {
+    fn see(&self, stats: &Stats, began: Instant) {
         let (waiting, pushed) = (self.dispatcher.waiting(), self.push.states(&self.pool));
+        let paused = self.dispatcher.pauses();
         let failing = self.push.failing_since(&self.pool);
         let mut seen = self.seen.lock();
         let now = self.began.time();
@@ -273,10 +272,7 @@ impl Sampler {
                     all.lately.extend(&counted.lately);
                 }
                 row.waiting = waiting.get(queue).copied().unwrap_or_default();
-                row.paused = match paused {
-                    Some(paused) => paused.get(queue).copied(),
-                    None => of(&before.rows, row.key()).and_then(|row| row.paused),
-                };
+                row.paused = paused.get(queue).copied();
                 row.push = pushed.get(queue).copied();
                 row.push_failing_since = failing.get(queue).copied();
             }

@@ -32,7 +32,7 @@ impl Sampler {
             let at = match position(&rows, key) {
                 Ok(at) => at,
                 // An unknown queue has no row.
-                Err(_) if view.is_none() => continue,
+                Err(_) if view.is_none() && self.dispatcher.pause_of(&queue).is_none() => continue,
                 Err(at) => {
                     rows.insert(at, QueueRow::new(queue.namespace.clone(), Some(queue.name.clone())));
                     at
@@ -40,6 +40,7 @@ impl Sampler {
             };
             let row = &mut rows[at];
             row.refresh(view.as_ref(), self.began.time());
+            row.paused = self.dispatcher.pause_of(&queue);
             let watch = seen.watched.get(&(queue.namespace.clone(), Some(queue.name.clone())));
             (row.need, row.worse) =
                 watch.cloned().unwrap_or_default().need(seconds(self.began.time()), &row.now(None));
@@ -68,7 +69,6 @@ impl Sampler {
             running: None,
             dead: Some(dead),
             oldest_ready_age: None,
-            paused: None,
         }))
     }
 }
@@ -77,7 +77,7 @@ impl QueueRow {
     /// Updates the row from a view read at `now`; fields unknown to the view stay. `None`: the queue has no jobs.
     fn refresh(&mut self, view: Option<&QueueView>, now: Millis) {
         let Some(view) = view else {
-            (self.ready, self.dead, self.oldest, self.paused) = (0, 0, None, None);
+            (self.ready, self.dead, self.oldest) = (0, 0, None);
             (self.delayed, self.running) = (self.delayed.map(|_| 0), self.running.map(|_| 0));
             return;
         };
@@ -90,6 +90,5 @@ impl QueueRow {
         self.delayed = view.delayed.or(self.delayed);
         self.running = view.running.or(self.running);
         self.oldest = view.oldest_ready_age.or(self.oldest.filter(|_| self.ready > 0));
-        self.paused = view.paused;
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::clock::Millis;
-use crate::engine::{Pause, QueueSize};
+use crate::dispatch::Pause;
+use crate::engine::QueueSize;
 use crate::history::need::{Need, Now, Pushed};
 use crate::history::{Of, Point};
 use crate::job::JobId;

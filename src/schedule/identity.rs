@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use super::when::Occurrence;
 use crate::clock::Millis;
 use crate::job::JobId;
-use crate::name::{Namespace, ScheduleName};
+use crate::name::{IdempotencyKey, Namespace, ScheduleName};
 
 /// Returns how long after its due time an occurrence is placed, at most `most`: the same on every server and in every
 /// version.
@@ -37,4 +37,11 @@ pub fn job_id(namespace: &Namespace, name: &ScheduleName, occurrence: &Occurrenc
         None => hash.update(&occurrence.due.to_be_bytes()),
     }
     JobId::from_parts(occurrence.due, hash.digest(), 0, true)
+}
+
+/// The idempotency key under which the job of an occurrence is published, from its schedule and [`job_id`]. No request can
+/// have the same one: a header has no byte of value 0.
+pub fn occurrence_key(name: &ScheduleName, id: JobId) -> IdempotencyKey {
+    let key = [b"schedule\0", name.as_str().as_bytes(), b"\0", id.to_string().as_bytes()].concat();
+    IdempotencyKey::new(&key).expect("a name has at most 100 bytes, and an id 27")
 }

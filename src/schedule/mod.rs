@@ -32,7 +32,7 @@ pub use self::decide::{Decision, GivenUp, Paused, Place, Progress, RAN_AHEAD, St
 pub use self::fields::instant;
 pub use self::given::Given;
 pub use self::history::{Became, Entry, History};
-pub use self::identity::{jitter, job_id};
+pub use self::identity::{jitter, job_id, occurrence_key};
 pub use self::preview::Preview;
 pub use self::refusal::{Refusal, quoted, shorten};
 pub use self::setting::{Body, JobDefaults, MAX_SETTING, Overlap, SCHEDULE, Setting};

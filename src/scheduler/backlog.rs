@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::record::Schedule;
+use super::stored::ScheduleId;
 use crate::clock::Millis;
-use crate::engine::ScheduleId;
 
 /// Maximum number of entries of `going`. Further schedules are read again from the store.
 const MOST_GOING: usize = 1000;

@@ -6,8 +6,8 @@ use super::core::Scheduler;
 use super::find::FoundSchedule;
 use super::place::Looked;
 use super::record::Schedule;
+use super::stored::{ScheduleId, ScheduleStep, ScheduleVersion, Stepped};
 use crate::clock::Millis;
-use crate::engine::{ScheduleId, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped};
 use crate::error::Error;
 use crate::schedule::{self, Given, GivenUp, Step};
 
@@ -186,11 +186,10 @@ impl Scheduler {
         let when = schedule.when(&self.zones);
         let (state, next) = (schedule.state_at(when.as_ref(), now), self.next_of(&schedule, now));
         let mut put = self.put(&schedule, state, next);
-        (put.setting, put.dry) = (Some(schedule.to_setting()), dry);
+        (put.is_change, put.dry) = (true, dry);
         let expected = (!is_new).then_some(schedule.version);
-        let then = ScheduleThen::Put(Box::new(put));
-        let step = ScheduleStep { id: schedule.id.clone(), expected, then };
-        match self.engine.step_schedule(step).await? {
+        let step = ScheduleStep { id: schedule.id.clone(), expected, put };
+        match self.store.step(step).await? {
             Stepped::Done { version, .. } => {
                 self.changed.notify_one();
                 Ok(Some(version))
@@ -206,9 +205,7 @@ impl Scheduler {
             let (found, _) = self.find(id).await?;
             let Some(found) = found else { return Err(NotChanged::NotFound) };
             condition.check(Some(found.revision()))?;
-            let expected = Some(found.version());
-            let step = ScheduleStep { id: id.clone(), expected, then: ScheduleThen::Delete };
-            if let Stepped::Done { .. } = self.engine.step_schedule(step).await? {
+            if self.store.delete(id, found.version()).await? {
                 self.changed.notify_one();
                 return Ok(());
             }

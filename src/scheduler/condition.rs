@@ -31,8 +31,6 @@ pub enum NotChanged {
     TooMany,
     /// The configuration permits no schedules.
     Forbidden,
-    /// It was moved to another pool.
-    Moved,
     Store(Error),
 }
 

@@ -10,9 +10,11 @@ use tokio::sync::Notify;
 
 use super::backlog::Late;
 use super::record::{PlacerState, Schedule};
+use super::store::ScheduleStore;
+use super::stored::{ScheduleBounds, ScheduleId};
 use super::troubles::Troubles;
 use crate::clock::Millis;
-use crate::engine::{Engine, ScheduleBounds, ScheduleId};
+use crate::engine::Engine;
 use crate::metrics::ScheduleMetrics;
 use crate::name::PoolName;
 use crate::schedule::{Became, Paused, RAN_AHEAD, Zones};
@@ -22,6 +24,7 @@ use crate::schedule::{Became, Paused, RAN_AHEAD, Zones};
 pub struct Scheduler {
     pub pool: PoolName,
     pub engine: Arc<dyn Engine>,
+    pub store: ScheduleStore,
     pub zones: Arc<Zones>,
     pub bounds: ScheduleBounds,
     pub metrics: ScheduleMetrics,
@@ -50,6 +53,7 @@ impl Scheduler {
     pub fn new(
         pool: PoolName,
         engine: Arc<dyn Engine>,
+        store: ScheduleStore,
         zones: Arc<Zones>,
         bounds: ScheduleBounds,
         metrics: ScheduleMetrics,
@@ -63,6 +67,7 @@ impl Scheduler {
         Scheduler {
             pool,
             engine,
+            store,
             zones,
             bounds,
             metrics,

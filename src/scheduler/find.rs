@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use super::condition::NotChanged;
 use super::core::Scheduler;
 use super::record::Schedule;
+use super::store::SchedulePage;
+use super::stored::{ScheduleId, ScheduleVersion, StoredSchedule};
 use crate::clock::Millis;
-use crate::engine::{
-    DueList, MAX_LISTED, ScheduleId, ScheduleList, ScheduleState, ScheduleVersion, StoredSchedule,
-};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, QueueName, ScheduleName};
+use crate::settings::MAX_SCAN;
 
 /// A stored schedule.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub enum FoundSchedule {
 
 /// A page of a namespace's schedules.
 #[derive(Debug)]
-pub struct Page {
+pub struct FoundPage {
     /// The store's time of day.
     pub now: Millis,
     pub schedules: Vec<FoundSchedule>,
@@ -99,28 +99,24 @@ impl Scheduler {
         after: Option<ScheduleName>,
         limit: usize,
         bodies: bool,
-    ) -> Result<Page> {
-        let list = ScheduleList::Page { prefix: prefix.to_owned(), after, limit, bodies };
-        let page = self.engine.list_schedules(namespace, list).await?;
-        let there = page.schedules.into_iter().filter(|stored| stored.state != ScheduleState::Moved);
-        let schedules = there.map(|stored| self.read(stored, page.now)).collect();
-        Ok(Page { now: page.now, schedules, next: page.next })
+    ) -> Result<FoundPage> {
+        let SchedulePage { now, schedules, next } =
+            self.store.page(namespace, prefix, after.as_ref(), limit, bodies).await?;
+        let schedules = schedules.into_iter().map(|stored| self.read(stored, now)).collect();
+        Ok(FoundPage { now, schedules, next })
     }
 
     /// Returns how many more schedules the pool accepts.
     pub async fn room(&self) -> Result<u64> {
-        let there: u64 = self.engine.due_schedules(DueList::Now(1)).await?.counts.iter().sum();
-        Ok(self.bounds.of_pool.saturating_sub(there))
+        Ok(self.bounds.of_pool.saturating_sub(self.store.count().await?))
     }
 
     /// Returns the names of a namespace's schedules, and their revisions.
     pub async fn names(&self, namespace: &Namespace) -> Result<BTreeMap<ScheduleName, u64>> {
         let (mut all, mut after) = (BTreeMap::new(), None);
         loop {
-            let list = ScheduleList::Page { prefix: String::new(), after, limit: MAX_LISTED, bodies: false };
-            let page = self.engine.list_schedules(namespace, list).await?;
-            let there = page.schedules.into_iter().filter(|stored| stored.state != ScheduleState::Moved);
-            all.extend(there.map(|stored| (stored.id.name, stored.version.revision)));
+            let page = self.store.page(namespace, "", after.as_ref(), MAX_SCAN, false).await?;
+            all.extend(page.schedules.into_iter().map(|stored| (stored.id.name, stored.version.revision)));
             after = page.next;
             if after.is_none() {
                 return Ok(all);
@@ -130,12 +126,7 @@ impl Scheduler {
 
     /// Returns a schedule if it exists, and the store's time of day.
     pub async fn find(&self, id: &ScheduleId) -> Result<(Option<FoundSchedule>, Millis), NotChanged> {
-        let list = ScheduleList::One(id.name.clone());
-        let page = self.engine.list_schedules(&id.namespace, list).await?;
-        let Some(stored) = page.schedules.into_iter().next() else { return Ok((None, page.now)) };
-        if stored.state == ScheduleState::Moved {
-            return Err(NotChanged::Moved);
-        }
-        Ok((Some(self.read(stored, page.now)), page.now))
+        let (found, now) = (self.store.get(id).await?, self.store.now());
+        Ok((found.map(|stored| self.read(stored, now)), now))
     }
 }

@@ -10,10 +10,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::core::Scheduler;
 use super::place::{Looked, Plan};
-use super::task::{LONGEST_RETRY, Look, Retry, STALE_PAUSE, Taken, apart, is_late};
+use super::store::DueList;
+use super::task::{LONGEST_RETRY, Look, MAX_DUE, Retry, STALE_PAUSE, Taken, apart, is_late};
 use super::walk::Walk;
 use crate::clock::Millis;
-use crate::engine::{DueList, MAX_DUE, together};
+use crate::engine::together;
 use crate::error::Result;
 use crate::outage::Outage;
 
@@ -56,7 +57,7 @@ impl Scheduler {
     /// Processes late schedules, up to a bound: one step of each. Continues backlogs once no other schedule is late.
     pub(super) async fn look_late(&self) -> Result<Look> {
         let woken_times = self.late.woken_times();
-        let due = self.engine.due_schedules(DueList::Now(MAX_DUE)).await?;
+        let due = self.store.due(DueList::Now(MAX_DUE)).await?;
         let (mut taken, mut unreadable) = (Taken::default(), 0);
         for some in due.schedules.chunks(PLANNED_AT_ONCE) {
             let (late, recent): (Vec<_>, Vec<_>) =

@@ -14,10 +14,13 @@ mod change;
 mod condition;
 mod core;
 mod find;
+mod index;
 mod late;
 mod place;
 mod record;
 mod run;
+mod store;
+mod stored;
 mod task;
 mod troubles;
 mod walk;
@@ -29,4 +32,9 @@ pub use self::find::FoundSchedule;
 pub use self::late::catch_up;
 pub use self::record::Schedule;
 pub use self::run::{Ran, Runs};
+pub use self::store::{DueList, DueSchedules, Part, SchedulePage, ScheduleStore};
+pub use self::stored::{
+    Landed, ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting, ScheduleState, ScheduleStep,
+    ScheduleVersion, Stepped, StoredSchedule,
+};
 pub use self::task::run;

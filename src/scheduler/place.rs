@@ -8,11 +8,9 @@ use bytes::Bytes;
 use super::backlog::TAKE_UP;
 use super::core::Scheduler;
 use super::record::{Pending, Schedule, entry_of};
+use super::stored::{Landed, ScheduleId, SchedulePut, ScheduleState, ScheduleStep, ScheduleVersion, Stepped};
 use crate::clock::Millis;
-use crate::engine::{
-    By, Detail, How, Landed, OnConflict, Placed, Placing, Publication, ScheduleId, SchedulePut,
-    ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped,
-};
+use crate::engine::{By, Detail, How, OnConflict, Once, OnceKind, Placed, Placing, Publication};
 use crate::error::{Error, Result};
 use crate::job::NewJob;
 use crate::schedule::{self, Became, Decision, Entry, GivenUp, Overlap, Place, Step};
@@ -298,24 +296,37 @@ impl Scheduler {
 
     /// Returns the write of a step without a job.
     pub fn put(&self, schedule: &Schedule, state: ScheduleState, next: Option<Millis>) -> SchedulePut {
-        let by = self.zones.version().into();
         SchedulePut {
+            setting: schedule.to_setting(),
+            is_change: false,
+            state,
+            next,
+            progress: schedule.state.to_progress(),
+            landed: None,
             bounds: self.bounds,
-            by,
-            ..SchedulePut::plain(state, next, schedule.state.to_progress(), None)
+            job: None,
+            not_before: 0,
+            zones: self.zones.version().into(),
+            dry: false,
         }
     }
 
     async fn step(&self, schedule: &Schedule, put: SchedulePut) -> Result<Stepped> {
-        let then = ScheduleThen::Put(Box::new(put));
-        let step = ScheduleStep { id: schedule.id.clone(), expected: Some(schedule.version), then };
-        self.engine.step_schedule(step).await
+        let (id, expected) = (schedule.id.clone(), Some(schedule.version));
+        self.store.step(ScheduleStep { id, expected, put }).await
     }
 
     /// Returns the job of an occurrence.
     fn job_of(&self, schedule: &Schedule, Place { occurrence, caught_up }: &Place) -> Publication {
-        let id = schedule::job_id(&schedule.id.namespace, &schedule.id.name, occurrence);
-        self.publication(schedule, id, occurrence.due, *caught_up, OnConflict::Keep)
+        let ScheduleId { namespace, name } = &schedule.id;
+        let id = schedule::job_id(namespace, name, occurrence);
+        let key = schedule::occurrence_key(name, id);
+        let mut publication = self.publication(schedule, id, occurrence.due, *caught_up, OnConflict::Keep);
+        publication.once = Some(Once { key, fingerprint: [0; 16], kind: OnceKind::Occurrence });
+        for placing in &mut publication.jobs {
+            placing.at = Some(occurrence.due);
+        }
+        publication
     }
 
     /// Returns the publication of a job that is ready at once. `skip` applies if another job holds its key, unless the

@@ -5,10 +5,9 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::stored::{Landed, ScheduleId, ScheduleSetting, ScheduleState, ScheduleVersion, StoredSchedule};
 use crate::clock::Millis;
-use crate::engine::{
-    How, Landed, ScheduleId, ScheduleSetting, ScheduleState, ScheduleVersion, StoredSchedule,
-};
+use crate::engine::How;
 use crate::error::{Error, Result};
 use crate::name::Queue;
 use crate::schedule::{

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::condition::{NotChanged, TRIES};
 use super::core::Scheduler;
-use super::record::{Pending, entry_of};
+use super::record::{Pending, Schedule, entry_of};
+use super::stored::{Landed, ScheduleId, ScheduleStep, Stepped};
 use crate::clock::Millis;
-use crate::engine::{Landed, OnConflict, Once, Published, ScheduleId, ScheduleStep, ScheduleThen, Stepped};
+use crate::engine::{OnConflict, Once, Published};
 use crate::error::Error;
 use crate::job::{JobId, JobIds};
 use crate::schedule::{Became, Overlap};
@@ -38,41 +39,48 @@ pub enum Ran {
 impl Scheduler {
     /// Places one job now, without deciding any occurrence.
     pub async fn run(&self, id: &ScheduleId, runs: Runs<'_>) -> Result<Ran, NotChanged> {
+        let (schedule, now) = self.get(id).await?;
+        let due = runs.at.unwrap_or(now);
+        let queue = schedule.queue();
+        let job_id = self.engine.make_id(runs.ids, &queue, Duration::ZERO, true);
+        let on_conflict = match schedule.setting.overlap {
+            Overlap::Skip => OnConflict::Fail,
+            Overlap::Allow | Overlap::Replace => OnConflict::Keep,
+        };
+        let mut job = self.publication(&schedule, job_id, due, false, on_conflict);
+        job.once = runs.once;
+        let placed = match self.engine.publish(job).await? {
+            Published::Done(placed) => placed,
+            other => return Ok(ran(other)),
+        };
+        let Some(placed) = placed.first().copied() else { return Ok(Ran::Mismatch) };
+        let landed = Landed { at: self.store.now(), placed };
+        let outcome = entry_of(due, Became::Run, landed).outcome;
+        self.metrics.occurrences(outcome.as_str(), 1);
+        // The job is stored: after an error the caller would publish a second job.
+        if let Err(error) = self.tell_run(schedule, due, landed).await {
+            tracing::warn!(pool = %self.pool, schedule = %id, ?error, "a job was placed, and the schedule does not show it");
+        }
+        Ok(Ran::Placed { id: placed.id, due_at: placed.due_at, replayed: false })
+    }
+
+    /// Adds a placed job to the schedule's history.
+    async fn tell_run(&self, mut schedule: Schedule, due: Millis, landed: Landed) -> Result<(), NotChanged> {
+        let id = schedule.id.clone();
         for _ in 0..TRIES {
-            let (mut schedule, now) = self.get(id).await?;
-            let due = runs.at.unwrap_or(now);
-            let queue = schedule.queue();
-            if let Some(once) = &runs.once
-                && let Some(done) = self.engine.recall(&queue, once).await?
-            {
-                return Ok(ran(done));
-            }
-            let job_id = self.engine.make_id(runs.ids, &queue, Duration::ZERO, true);
-            let on_conflict = match schedule.setting.overlap {
-                Overlap::Skip => OnConflict::Fail,
-                Overlap::Allow | Overlap::Replace => OnConflict::Keep,
-            };
-            let mut job = self.publication(&schedule, job_id, due, false, on_conflict);
-            job.once = runs.once.clone();
             schedule.state.pending = Some(Pending { due, outcome: Became::Run });
             schedule.state.zones = self.zones.version().to_owned();
+            let now = self.store.now();
             let when = schedule.when(&self.zones);
             let state = schedule.state_at(when.as_ref(), now);
             let mut put = self.put(&schedule, state, self.next_of(&schedule, now));
-            put.job = Some(job);
-            let then = ScheduleThen::Put(Box::new(put));
-            let step = ScheduleStep { id: id.clone(), expected: Some(schedule.version), then };
-            match self.engine.step_schedule(step).await? {
-                Stepped::Done { landed: Some(Landed { placed, at }), .. } => {
-                    let outcome = entry_of(due, Became::Run, Landed { placed, at }).outcome;
-                    self.metrics.occurrences(outcome.as_str(), 1);
-                    self.changed.notify_one();
-                    return Ok(Ran::Placed { id: placed.id, due_at: placed.due_at, replayed: false });
-                }
-                Stepped::NotPlaced(published) => return Ok(ran(published)),
-                Stepped::Refused(why) => return Err(Error::refused(why).into()),
-                _ => {}
+            put.landed = Some(landed);
+            let step = ScheduleStep { id: id.clone(), expected: Some(schedule.version), put };
+            if let Stepped::Done { .. } = self.store.step(step).await? {
+                self.changed.notify_one();
+                return Ok(());
             }
+            schedule = self.get(&id).await?.0;
         }
         Err(Error::Overloaded.into())
     }

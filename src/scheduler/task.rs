@@ -13,8 +13,10 @@ use tokio_util::sync::CancellationToken;
 use super::core::Scheduler;
 use super::place::{Looked, Plan};
 use super::record::Schedule;
+use super::store::{DueList, DueSchedules};
+use super::stored::{ScheduleState, StoredSchedule};
 use crate::clock::Millis;
-use crate::engine::{DueList, DueSchedules, MAX_DUE, ScheduleState, StoredSchedule, together};
+use crate::engine::together;
 use crate::error::{Error, Result};
 use crate::outage::Outage;
 use crate::pump::timer::Timer;
@@ -26,6 +28,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 pub(super) const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// Delay after a check that met a conflict and took no step.
 pub(super) const STALE_PAUSE: Duration = Duration::from_millis(10);
+/// Maximum number of schedules read at a time.
+pub(super) const MAX_DUE: usize = 256;
 /// Maximum number of unreadable schedules to remember.
 const MOST_ASIDE: usize = 1000;
 /// Schedules that became due within the first of these times are due now. If a check does not reach all of them, those
@@ -125,14 +129,14 @@ impl Scheduler {
         // While something is late the other task reads all due schedules and updates the metrics.
         let is_read = self.late.is_busy();
         let mut due = match is_read {
-            true => self.engine.due_schedules(DueList::Within(MAX_DUE, lately)).await?,
-            false => self.engine.due_schedules(DueList::Now(MAX_DUE)).await?,
+            true => self.store.due(DueList::Within(MAX_DUE, lately)).await?,
+            false => self.store.due(DueList::Now(MAX_DUE)).await?,
         };
         self.hear_time(due.now);
         if due.schedules.iter().any(|stored| is_late(stored, due.now)) {
             self.late.wake();
             match due.next.is_zero() {
-                true => due = self.engine.due_schedules(DueList::Within(MAX_DUE, lately)).await?,
+                true => due = self.store.due(DueList::Within(MAX_DUE, lately)).await?,
                 false => due.schedules.retain(|stored| !is_late(stored, due.now)),
             }
         }
@@ -143,7 +147,7 @@ impl Scheduler {
         }
         for time in more {
             if due.next.is_zero() {
-                due = self.engine.due_schedules(DueList::Within(MAX_DUE, time)).await?;
+                due = self.store.due(DueList::Within(MAX_DUE, time)).await?;
                 self.take_now(&due, &mut taken).await;
             }
         }
@@ -197,7 +201,7 @@ impl Scheduler {
             };
             self.metrics.schedules(state.as_str(), count);
         }
-        self.hear(&due.by);
+        self.hear(&due.by_zones);
         let first = due.schedules.first().and_then(|first| first.next);
         let oldest = first.into_iter().chain(self.late.oldest_owed()).min();
         let age = oldest.map_or(0, |oldest| due.now.saturating_sub(oldest));

@@ -5,7 +5,7 @@ use ahash::HashMap;
 use parking_lot::Mutex;
 
 use super::record::Schedule;
-use crate::engine::{ScheduleId, ScheduleVersion};
+use super::stored::{ScheduleId, ScheduleVersion};
 
 /// Upper bound on entries.
 const MOST: usize = 10_000;

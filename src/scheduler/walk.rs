@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::core::Scheduler;
 use super::place::Plan;
 use super::record::Schedule;
-use super::task::apart;
-use crate::engine::{Cursor, DueList, MAX_DUE, ScheduleState, together};
+use super::task::{MAX_DUE, apart};
+use crate::engine::together;
 use crate::error::Result;
 
 /// Minimum pause between two walks, as a multiple of the duration of the last.
@@ -19,7 +19,7 @@ pub struct Walk {
     /// Whether a walk is in progress.
     goes_on: bool,
     /// Position of the next part.
-    from: Option<Cursor>,
+    from: Option<String>,
     began: Option<Instant>,
     /// Earliest start of the next walk.
     next: Option<Instant>,
@@ -56,11 +56,9 @@ impl Scheduler {
         if !wait.is_zero() {
             return Ok(wait);
         }
-        let part = DueList::Ever { from: walk.from.clone(), limit: MAX_DUE };
-        let all = self.engine.due_schedules(part).await?;
+        let all = self.store.part(walk.from.as_deref(), MAX_DUE).await?;
         let plans: Vec<Plan> = apart(|| {
-            let there = all.schedules.iter().filter(|stored| stored.state != ScheduleState::Moved);
-            let stale = there.filter_map(|stored| {
+            let stale = all.schedules.iter().filter_map(|stored| {
                 let schedule = Schedule::read(stored.clone()).ok()?;
                 self.recompute(schedule, stored.next, all.now)
             });

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::time::{sleep, timeout};
+
 use super::stores::{StoreEnd, Stores};
 use crate::admin::AdminStore;
+use crate::engine::together;
 use crate::http::{self, AppState};
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
@@ -16,8 +19,24 @@ use crate::scheduler;
 /// How long a server whose last pool has failed still replies with the reason.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// Starts all of these tasks. Returns once the quotas are in effect, or after a second.
+/// Upper bound on the wait for the schedules to be read.
+const SCHEDULES_READ: Duration = Duration::from_secs(1);
+/// Pause before the settings are read again that could not be read.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Starts all of them. Returns once the pauses are known, and the quotas are in effect or a second has passed.
 pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure: &Failure) {
+    // No job is delivered before the pauses are known.
+    for pool in state.pools.values() {
+        while !pool.pauses.read().await {
+            sleep(ASK_AGAIN).await;
+        }
+        let keeps = pool.pauses.clone().run(tasks.stopping().clone());
+        tasks.spawn_essential(format!("the pauses of pool {}", pool.name), keeps);
+    }
+    // Schedules count toward quotas. With very many of them, or an outage, the quotas take effect first.
+    let begun = state.pools.values().map(|pool| timeout(SCHEDULES_READ, pool.scheduler.store.begin()));
+    together::all(begun).await;
     for store in state.access.quotas.stores() {
         let (quotas, stop) = (state.access.quotas.clone(), tasks.stopping().clone());
         tasks.spawn_essential("the quotas of a store", async move {
@@ -98,7 +117,7 @@ async fn fails(store: String, failed: StoreEnd, pools_left: &AtomicUsize, failur
                 return;
             }
             tracing::error!(store, why, "the last store failed; the server stops soon");
-            tokio::time::sleep(LAST_WORDS).await;
+            sleep(LAST_WORDS).await;
             why
         }
     };

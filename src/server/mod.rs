@@ -159,7 +159,7 @@ impl Server {
         let opened = async {
             open_stores(&config, files.tables, &metrics, &tls, patience, &mut stores).await?;
             let store = admin_store(&config, &tls, patience, &mut stores, &outage, &tasks).await?;
-            Ok((store, served(&config, &stores).await?))
+            Ok((store, served(&config, &stores)))
         };
         let ((tokens, push_store, settings), served) = match opened.await {
             Ok(opened) => opened,
@@ -346,21 +346,16 @@ fn divide_files(config: &Config) -> Result<OpenFiles, ServerError> {
 }
 
 /// Returns the engine of each pool: its store, or the migration between two.
-async fn served(
-    config: &Config,
-    stores: &Stores,
-) -> Result<BTreeMap<PoolName, Arc<dyn Engine>>, ServerError> {
+fn served(config: &Config, stores: &Stores) -> BTreeMap<PoolName, Arc<dyn Engine>> {
     let mut served = stores.engines.clone();
     for (name, engine) in &mut served {
         if let Some(to) = &config.pool[name.as_str()].migrate_to
             && let Some((_, new)) = stores.engines.iter().find(|(other, _)| other.as_str() == to)
         {
-            let moving = Migration::start(engine.clone(), new.clone()).await;
-            *engine =
-                Arc::new(moving.map_err(|e| ServerError::Pool(format!("[Pool.{name}]"), e.to_string()))?);
+            *engine = Arc::new(Migration::start(engine.clone(), new.clone()));
         }
     }
-    Ok(served)
+    served
 }
 
 /// Closes stores concurrently, so that many do not prolong a stop.

@@ -17,8 +17,8 @@ use crate::bulk::Bulk;
 use crate::clock::{Began, SystemClock};
 use crate::config::{Config, PoolConfig};
 use crate::dispatch::{Dispatcher, ParkedPolls};
+use crate::engine::Engine;
 use crate::engine::backup::Backup;
-use crate::engine::{Engine, ScheduleBounds};
 use crate::fleet::Fleet;
 use crate::history;
 use crate::http::{
@@ -27,8 +27,9 @@ use crate::http::{
 };
 use crate::job::JobIds;
 use crate::metrics::{KeptTimes, Metrics};
-use crate::name::PoolName;
+use crate::name::{DEFAULT_POOL, PoolName};
 use crate::outage::Outage;
+use crate::pauses::Pauses;
 use crate::process::tasks::Tasks;
 use crate::push::Push;
 use crate::push::address::AddressGuard;
@@ -38,7 +39,7 @@ use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::random;
 use crate::sampler::Sampler;
 use crate::schedule::Zones;
-use crate::scheduler::Scheduler;
+use crate::scheduler::{ScheduleBounds, ScheduleStore, Scheduler};
 
 /// Parts of a server that exist before its state.
 pub struct StateParts<'a> {
@@ -96,13 +97,17 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
         ServedPool { name, engine, dispatcher, ids: Arc::default(), outage }
     });
     let served: Vec<ServedPool> = served.collect();
-    let placers = placers(config, &served);
+    // A directory has one server, whatever its process: no other one is waited for.
+    let has_own_settings = config.admin_redis.is_none() && config.pool[DEFAULT_POOL].path.is_some();
+    // Two servers may have the same name.
+    let server_id = random::ulid().to_string();
+    let schedule_server = if has_own_settings { "the only server" } else { &*server_id };
     let push_server = PushServer {
         store: push_store,
         outage: outage.clone(),
         client: Arc::new(parts.push.client),
         clock,
-        name: random::ulid().to_string(),
+        name: server_id.clone(),
         tasks: Tasks::new(tasks.failure().clone()),
         cut: CancellationToken::new(),
         connections: parts.push.connections,
@@ -111,16 +116,21 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
     let push = Push::new(push_server, parts.push.guard, served.iter().map(|pool| pushed(pool, &metrics)));
     let history = Arc::new(history::History::new(config.history_memory.saturating_mul(1 << 20)));
     let began = Began::now();
+    let quotas = QuotaManager::new(store.clone(), outage.clone(), bounded(config, stores));
     let bounds =
         ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
     let pool = |pool: ServedPool| {
         let counts = metrics.of_schedules(&pool.name);
         let (name, engine) = (pool.name.clone(), pool.engine.clone());
-        let places = placers[&name].clone();
-        let scheduler = Scheduler::new(name.clone(), places, zones.clone(), bounds, counts);
+        let of_settings = (settings.clone(), outage.clone());
+        let places = (engine.clone(), quotas.clone());
+        let of_schedules = ScheduleStore::new(&name, of_settings.clone(), places, schedule_server);
+        let scheduler =
+            Scheduler::new(name.clone(), engine.clone(), of_schedules, zones.clone(), bounds, counts);
         let (store, of_engine) = ((engine, pool.dispatcher.clone()), metrics.engine.pool(&name));
         let sampler = Sampler::new(name.clone(), store, of_engine, push.clone(), history.clone(), began);
-        pool.state(scheduler, sampler)
+        let pauses = Pauses::new(&name, of_settings, (pool.engine.clone(), pool.dispatcher.clone()));
+        pool.state(scheduler, pauses, sampler)
     };
     AppState {
         pools: served.into_iter().map(pool).collect(),
@@ -130,7 +140,7 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
         access: Access {
             tokens: Arc::new(TokenManager::new(store.clone(), cache.clone())),
             throttle: Throttle::new(store.clone(), cache, outage.clone()),
-            quotas: QuotaManager::new(store, outage, bounded(config, stores)),
+            quotas,
             parked_tokens: Arc::default(),
             skip_verification,
         },
@@ -177,10 +187,10 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
 }
 
 impl ServedPool {
-    fn state(self, scheduler: Scheduler, sampler: Arc<Sampler>) -> PoolState {
+    fn state(self, scheduler: Scheduler, pauses: Pauses, sampler: Arc<Sampler>) -> PoolState {
         let ServedPool { name, engine, dispatcher, ids, outage } = self;
-        let (scheduler, delays) = (Arc::new(scheduler), Default::default());
-        PoolState { name, engine, dispatcher, outage, scheduler, sampler, delays, ids }
+        let (scheduler, pauses, delays) = (Arc::new(scheduler), Arc::new(pauses), Default::default());
+        PoolState { name, engine, dispatcher, outage, scheduler, pauses, sampler, delays, ids }
     }
 }
 
@@ -199,16 +209,6 @@ fn pushed(pool: &ServedPool, metrics: &Metrics) -> PushedPool {
 /// Returns the pool that a pool migrates to.
 fn moves_to<'a>(config: &'a Config, pool: &PoolName) -> Option<&'a str> {
     config.pool[pool.as_str()].migrate_to.as_deref()
-}
-
-/// Returns, per pool, the engine that places its schedules. If another pool migrates to it, its store also has the
-/// schedules of that pool, so they are placed through the migration, which knows the jobs of both stores.
-fn placers(config: &Config, served: &[ServedPool]) -> BTreeMap<PoolName, Arc<dyn Engine>> {
-    let placer = |pool: &ServedPool| {
-        let moving = served.iter().find(|other| moves_to(config, &other.name) == Some(pool.name.as_str()));
-        (pool.name.clone(), moving.unwrap_or(pool).engine.clone())
-    };
-    served.iter().map(placer).collect()
 }
 
 /// Returns each store with quotas and the pools it serves: its own, and pools that migrate to it. Sources of

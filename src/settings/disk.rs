@@ -100,8 +100,8 @@ impl SettingsStore for DiskSettings {
     async fn changes(&self, prefix: &str, since: SettingVersion) -> Result<SettingChanges> {
         let (version, keys) = self.records.setting_changes(since, MAX_CHANGES).await?;
         let keys = keys.filter(|_| since > 0).map(|keys| {
-            let of_prefix = keys.into_iter().filter(|key| key.starts_with(prefix.as_bytes()));
-            of_prefix.map(text).collect::<Result<_>>()
+            let of_prefix = keys.into_iter().filter(|(_, key)| key.starts_with(prefix.as_bytes()));
+            of_prefix.map(|(version, key)| Ok((text(key)?, version))).collect::<Result<_>>()
         });
         Ok(SettingChanges { version, keys: keys.transpose()? })
     }

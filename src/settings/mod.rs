@@ -3,9 +3,10 @@
 //! of a cluster ([`redis`]), and the directory of the default pool ([`disk`]). The laws in tests/laws/settings.rs
 //! hold for both.
 //!
-//! Servers cache what requests need, and follow [`SettingsStore::changes`].
+//! Servers cache what requests need, and [`follow`](follow::follow) its changes.
 
 pub mod disk;
+pub mod follow;
 pub mod redis;
 
 use std::fmt;
@@ -63,9 +64,9 @@ pub struct Page {
 pub struct SettingChanges {
     /// Version to continue from: all changes up to it are included.
     pub version: SettingVersion,
-    /// The keys that were put or deleted, in order, some perhaps more than once. `None`: any may have changed, since
-    /// there were too many changes or the store has lost its newest writes.
-    pub keys: Option<Vec<String>>,
+    /// The keys that were put or deleted, each with the version of that change, in order, some perhaps more than once.
+    /// `None`: any may have changed, since there were too many changes or the store has lost its newest writes.
+    pub keys: Option<Vec<(String, SettingVersion)>>,
 }
 
 impl SettingChanges {

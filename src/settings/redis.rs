@@ -116,9 +116,17 @@ impl SettingsStore for RedisSettings {
         let version: String = read(next()?)?;
         let version = version.parse().map_err(|_| unreadable())?;
         let is_all: bool = read(next()?)?;
-        let keys = told.map(read::<String>).filter(|key| !matches!(key, Ok(key) if !key.starts_with(prefix)));
-        let keys = if is_all { None } else { Some(keys.collect::<Result<_>>()?) };
-        Ok(SettingChanges { version, keys })
+        if is_all {
+            return Ok(SettingChanges { version, keys: None });
+        }
+        let mut keys = Vec::new();
+        while let (Some(key), Some(version)) = (told.next(), told.next()) {
+            let (key, version): (String, String) = (read(key)?, read(version)?);
+            if key.starts_with(prefix) {
+                keys.push((key, version.parse().map_err(|_| unreadable())?));
+            }
+        }
+        Ok(SettingChanges { version, keys: Some(keys) })
     }
 
     async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()> {

@@ -12,7 +12,7 @@ use crate::common::*;
 use crate::support::faults::{EIO, HANGS, fail, heal, shim};
 use dormouse::engine::disk::{DiskEngine, DiskOptions, OpenError, RawStore, Sync, repair};
 use dormouse::engine::{
-    Engine, Held, How, OnConflict, Pausing, Placing, Publication, Published, Release, Revival, Tries,
+    Engine, Held, How, OnConflict, Placing, Publication, Published, Release, Revival, Tries,
 };
 use dormouse::error::Error;
 use dormouse::job::{JobRef, NewJob, Reason};
@@ -195,8 +195,6 @@ async fn on_a_full_disk_workers_go_on_as_long_as_they_store_no_body_again() {
     assert!(is_full(engine.respawn_jobs(&q, &[name.id], revival).await), "and a respawn");
     let released = engine.release(&name, receipt, now).await.expect("back to the head costs nothing");
     assert!(matches!(released, Held::Done(_)), "refused calls have changed nothing: {released:?}");
-    engine.pause(&q, Pausing::For(TTR)).await.expect("a pause is never refused");
-    engine.resume(&q).await.expect("nor its end");
     let jobs = take(&engine, &q, 9, TTR).await;
     assert_eq!(jobs.len(), 3, "all are handed out");
     let acks: Vec<_> = jobs[1..].iter().map(|one| (one.id, Some(one.proof()))).collect();
@@ -790,7 +788,7 @@ async fn a_destroy_deletes_jobs_that_cannot_be_read() {
 
 /// A repair rebuilds lists and keys, and leaves other data alone.
 #[tokio::test]
-async fn a_repair_rebuilds_the_list_of_keys_and_leaves_pauses() {
+async fn a_repair_rebuilds_the_list_of_keys() {
     const JOBS: u64 = 600;
     for keyspace in ["keys", "ready"] {
         let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
@@ -801,7 +799,6 @@ async fn a_repair_rebuilds_the_list_of_keys_and_leaves_pauses() {
         for n in 0..JOBS {
             engine.publish(publication(&q, n, Some(&key(n)))).await.expect("published");
         }
-        engine.pause(&q, Pausing::UntilResumed).await.expect("paused");
         engine.close().await;
         damage(dir.path(), keyspace);
         let told = repair(dir.path(), false).expect("it can be judged");
@@ -811,8 +808,6 @@ async fn a_repair_rebuilds_the_list_of_keys_and_leaves_pauses() {
         let told = repair(dir.path(), false).expect("it can be judged");
         assert_eq!(told.damage, [""; 0], "the list {keyspace} is whole again: {told}");
         let engine = open().unwrap_or_else(|e| panic!("{keyspace}: it should open: {e}"));
-        assert_eq!(take(&engine, &q, 9, TTR).await, [], "{keyspace}: the queue is paused still");
-        engine.resume(&q).await.expect("resumed");
         for n in [0, JOBS / 3, JOBS - 1] {
             let again = engine.publish(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
             assert_eq!(again, Published::Conflict { index: 0, id: id(n) }, "{keyspace}: key {n} is taken");

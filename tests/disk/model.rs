@@ -40,8 +40,6 @@ enum Step {
     Cancel { queue: usize, key: usize },
     Promote { queue: usize, id: u64, key: Option<usize> },
     RespawnJobs { queue: usize, ids: Vec<u64>, tries: u16, delay: u64, ttl: Option<u64> },
-    Pause { queue: usize, time: Option<u64> },
-    Resume { queue: usize },
     Pump,
     Advance { ms: u64 },
     Sweep,
@@ -93,8 +91,6 @@ fn steps() -> impl Strategy<Value = Step> {
             .prop_map(|(queue, id, key)| Step::Promote { queue, id, key }),
         2 => (q.clone(), prop::collection::vec(0..IDS, 1..4), 1u16..4, delay(), ttl())
             .prop_map(|(queue, ids, tries, delay, ttl)| Step::RespawnJobs { queue, ids, tries, delay, ttl }),
-        1 => (q.clone(), prop::option::of(1u64..40)).prop_map(|(queue, time)| Step::Pause { queue, time }),
-        2 => q.prop_map(|queue| Step::Resume { queue }),
         6 => Just(Step::Pump),
         6 => (1u64..30).prop_map(|ms| Step::Advance { ms }),
         2 => Just(Step::Sweep),
@@ -274,9 +270,8 @@ impl World {
                 let publication = Publication {
                     jobs: jobs.iter().map(placing).collect(),
                     replaces: replaces.map(|old| job_ref(&q, old)),
-                    once: once.map(|(key, what)| Once {
-                        key: IdempotencyKey::new(&[key]).expect("one byte"),
-                        fingerprint: [what; 16],
+                    once: once.map(|(key, what)| {
+                        Once::request(IdempotencyKey::new(&[key]).expect("one byte"), [what; 16])
                     }),
                 };
                 let without_times = |placed: Vec<Placed>| -> Vec<Placed> {
@@ -362,14 +357,6 @@ impl World {
                 };
                 self.agree("respawn_jobs", async |e| e.respawn_jobs(&q, &ids, revival).await).await;
             }
-            Step::Pause { queue: q, time } => {
-                let (q, time) = (queue(QUEUES[*q]), time.map(Duration::from_millis));
-                self.agree("pause", async |e| e.pause_for(&q, time).await).await;
-            }
-            Step::Resume { queue: q } => {
-                let q = queue(QUEUES[*q]);
-                self.agree("resume", async |e| e.resume(&q).await).await;
-            }
             Step::GiveBack { last } => {
                 let from = self.running.len().saturating_sub(*last);
                 let (ours, models) = self.running.split_off(from).into_iter().unzip();
@@ -431,8 +418,6 @@ impl World {
         let views = self.both("list_queues", async |e| e.list_queues(&q.namespace, None, 100).await).await;
         let view = |page: QueuePage| page.queues.into_iter().find(|view| view.queue == *q);
         let (ours, model) = (view(views.0), view(views.1));
-        let paused = |view: &Option<QueueView>| view.as_ref().and_then(|view| view.paused);
-        assert_eq!(paused(&ours), paused(&model), "paused: the engine's, and the model's");
         if let (Some(ours), Some(model)) = (ours, model) {
             let counts = |view: &QueueView| (view.delayed, view.running, view.dead);
             assert_eq!(
@@ -490,7 +475,6 @@ impl World {
                     "of {q}"
                 );
             }
-            self.engine.resume(&q).await.expect("resume should succeed");
         }
         // Once for the entries, and once more for the queues that are empty since.
         for _ in 0..2 {

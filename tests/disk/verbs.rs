@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use crate::common::*;
 use dormouse::engine::disk::{DiskEngine, Sync};
-use dormouse::engine::{
-    Engine, Held, OnConflict, Once, Pause, Pausing, Placing, Publication, Published, REMEMBERED,
-};
+use dormouse::engine::{Engine, Held, OnConflict, Once, Placing, Publication, Published, REMEMBERED};
 use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob};
-use dormouse::name::{IdempotencyKey, JobKey, Queue};
+use dormouse::name::{IdempotencyKey, JobKey};
 
 /// Guards against a reply that says that nothing has happened although some steps of a destroy were done.
 #[tokio::test]
@@ -39,11 +37,11 @@ async fn what_was_done_before_the_store_closed_is_told() {
     assert_eq!(left, 40_000 - done, "the reported number");
 }
 
-/// Guards against pauses, keys, requests and receipts that a restart forgets.
+/// Guards against keys, requests and receipts that a restart forgets.
 #[tokio::test]
 async fn what_the_verbs_leave_survives_a_close_and_a_crash() {
     let (mut dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
-    let (q, timed) = (queue("q"), queue("timed"));
+    let q = queue("q");
     let publication = |key: &str| Publication {
         jobs: vec![Placing {
             job: NewJob { tries: NonZeroU16::new(5).expect("not 0"), ..job(&q, 1) },
@@ -51,7 +49,7 @@ async fn what_the_verbs_leave_survives_a_close_and_a_crash() {
             key: JobKey::parse(key).map(|key| (key, OnConflict::Keep)),
         }],
         replaces: None,
-        once: IdempotencyKey::new(b"request").map(|key| Once { key, fingerprint: [1; 16] }),
+        once: IdempotencyKey::new(b"request").map(|key| Once::request(key, [1; 16])),
     };
     let mut engine = open(dir.path(), &clock);
     let Published::Done(placed) = engine.publish(publication("key")).await.expect("published") else {
@@ -59,8 +57,6 @@ async fn what_the_verbs_leave_survives_a_close_and_a_crash() {
     };
     let held = take(&engine, &q, 1, Duration::from_secs(3600)).await.remove(0);
     let mut receipt = held.proof();
-    let until = engine.pause_for(&timed, Some(Duration::from_secs(600))).await.expect("paused");
-    engine.pause(&q, Pausing::UntilResumed).await.expect("paused");
     for end in ["a close", "a crash", "a close of what had crashed"] {
         if end == "a crash" {
             let copied = tempfile::tempdir().expect("a directory");
@@ -82,10 +78,6 @@ async fn what_the_verbs_leave_survives_a_close_and_a_crash() {
         let Held::Done(touched) = touched else { panic!("after {end} the receipt is good: {touched:?}") };
         receipt = touched.receipt;
         let page = engine.list_queues(&q.namespace, None, 9).await.expect("listed");
-        let paused =
-            |q: &Queue| page.queues.iter().find(|view| view.queue == *q).and_then(|view| view.paused);
-        let pauses = (paused(&q), paused(&timed));
-        assert_eq!(pauses, (Some(Pause { until: None }), Some(until)), "after {end}");
         let counts = page.queues.iter().find(|view| view.queue == q).map(|view| (view.running, view.delayed));
         assert_eq!(counts, Some((Some(1), Some(0))), "after {end}: one runs");
     }
@@ -99,7 +91,7 @@ async fn requests_are_swept_when_they_need_not_be_remembered_any_more() {
     let engine = open(dir.path(), &clock);
     let q = queue("q");
     let ask = async |n: u64| {
-        let once = IdempotencyKey::new(&n.to_be_bytes()).map(|key| Once { key, fingerprint: [1; 16] });
+        let once = IdempotencyKey::new(&n.to_be_bytes()).map(|key| Once::request(key, [1; 16]));
         let jobs = vec![Placing { job: job(&q, n), at: None, key: None }];
         engine.publish(Publication { jobs, replaces: None, once }).await.expect("answered")
     };

@@ -3,15 +3,11 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use dormouse::engine::{
-    By, DueList, JobList, Once, Pausing, Publication, Release, Revival, ScheduleList, ScheduleStep,
-    ScheduleThen,
-};
+use dormouse::engine::{By, JobList, Once, Publication, Release, Revival};
 use dormouse::error::{Error, Result};
 use dormouse::job::JobState;
 use dormouse::name::IdempotencyKey;
 
-use crate::schedules;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
@@ -29,7 +25,7 @@ pub async fn after_close_every_verb_says_closed(s: &dyn Stage) {
     let jobs = vec![job(&q, "new").key("k").placing(s)];
     let publication = Publication { jobs, replaces: None, once: None };
     closed("publish", engine.publish(publication).await);
-    let once = Once { key: IdempotencyKey::new(b"once").expect("short"), fingerprint: [1; 16] };
+    let once = Once::request(IdempotencyKey::new(b"once").expect("short"), [1; 16]);
     closed("recall", engine.recall(&q, &once).await);
     closed("inspect_by_key", engine.inspect_by_key(&q, &key).await);
     closed("cancel_key", engine.cancel_key(&q, &key).await);
@@ -44,13 +40,5 @@ pub async fn after_close_every_verb_says_closed(s: &dyn Stage) {
     closed("list_jobs", engine.list_jobs(&q, list).await);
     let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     closed("respawn_jobs", engine.respawn_jobs(&q, &[held.id], revival).await);
-    closed("pause", engine.pause(&q, Pausing::UntilResumed).await);
-    closed("pauses", engine.pauses().await);
-    let (id, put) = (schedules::schedule("s"), schedules::new(None));
-    let list = ScheduleList::One(id.name.clone());
-    closed("list_schedules", engine.list_schedules(&id.namespace, list).await);
-    closed("due_schedules", engine.due_schedules(DueList::Now(1)).await);
-    let step = ScheduleStep { id, expected: None, then: ScheduleThen::Put(Box::new(put)) };
-    closed("step_schedule", engine.step_schedule(step).await);
     closed("list_queues", engine.list_queues(&q.namespace, None, 1).await);
 }

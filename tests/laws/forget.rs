@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use dormouse::engine::Pausing;
 use dormouse::engine::forget::forget;
 
 use crate::stage::*;
@@ -22,7 +21,6 @@ pub async fn a_forgotten_queue_is_in_no_list(s: &dyn Stage) {
     all.extend(s.put_all((0..150).map(|n| job(&q, format!("later {n}")).delay(LONG))).await);
     all.extend(s.put_all((0..3).map(|n| job(&q, n.to_string()))).await);
     s.place(job(&q, "keyed").delay(LONG).key("k")).await;
-    ok("pause", s.engine().pause(&q, Pausing::UntilResumed).await);
     assert_eq!(is_listed(s, &q).await, (true, true), "it is listed before");
     ok("forget", forget(&*s.engine(), &q).await);
     assert_eq!(is_listed(s, &q).await, (false, false), "in the list of queues, in the statistics");
@@ -35,7 +33,7 @@ pub async fn a_forgotten_queue_is_in_no_list(s: &dyn Stage) {
     ok("forget an unknown one", forget(&*s.engine(), &queue("unknown")).await);
     s.put(job(&q, "new")).await;
     assert_eq!(is_listed(s, &q).await, (true, true), "a publish brings it back");
-    assert_eq!(s.drain(&q).await, ["new"], "and it is not paused");
+    assert_eq!(s.drain(&q).await, ["new"]);
     assert_eq!(s.drain(&other).await, ["stays"]);
 }
 

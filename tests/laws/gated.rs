@@ -12,9 +12,8 @@ use dormouse::engine::delays::{DelayCount, Delays};
 use dormouse::engine::notifier::Notifier;
 use dormouse::engine::observer::Observer;
 use dormouse::engine::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
-    ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
+    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Usage,
 };
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -44,14 +43,10 @@ pub struct Gated<E> {
     state: watch::Sender<State>,
     /// Number of calls after which each fails; `None` for no limit.
     calls_left: Mutex<Option<usize>>,
-    /// Number of schedule steps to refuse.
-    refused_steps: AtomicUsize,
     /// Consumes of this namespace hang, and what gives its jobs back.
     hung_namespace: watch::Sender<Option<String>>,
-    /// Schedule steps with a job for this queue hang.
+    /// Publishes to this queue hang.
     hung_queue: watch::Sender<Option<String>>,
-    /// Whether walks through all schedules hang.
-    walks_hang: watch::Sender<bool>,
 }
 
 /// What becomes of calls other than `hold` and `set_away` are about.
@@ -86,10 +81,8 @@ impl<E: Engine> Gated<E> {
             silent: AtomicBool::new(false),
             state: watch::Sender::new(State::Up),
             calls_left: Mutex::new(None),
-            refused_steps: AtomicUsize::new(0),
             hung_namespace: watch::Sender::default(),
             hung_queue: watch::Sender::default(),
-            walks_hang: watch::Sender::default(),
         }
     }
 
@@ -103,22 +96,13 @@ impl<E: Engine> Gated<E> {
         *self.calls_left.lock().await = calls;
     }
 
-    /// The next steps of schedules are refused, as by a Redis without memory.
-    pub fn refuse_steps(&self, steps: usize) {
-        self.refused_steps.store(steps, Ordering::SeqCst);
-    }
-
-    /// Makes schedule steps with a job for this queue hang, until it is changed.
-    pub fn hang_steps_to(&self, queue: Option<&str>) {
+    /// Makes publishes to this queue hang, until it is changed.
+    pub fn hang_publishes_to(&self, queue: Option<&str>) {
         self.hung_queue.send_replace(queue.map(str::to_owned));
     }
 
-    /// Whether walks through all schedules hang from now on.
-    pub fn hang_walks(&self, hang: bool) {
-        self.walks_hang.send_replace(hang);
-    }
-
-    async fn up(&self) -> Result<()> {
+    /// Fails, or waits, as calls do now.
+    pub async fn up(&self) -> Result<()> {
         if let Some(left) = &mut *self.calls_left.lock().await {
             *left = left.checked_sub(1).ok_or_else(|| Error::away("the test says so"))?;
         }
@@ -219,6 +203,11 @@ impl<E: Engine> Engine for Gated<E> {
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
         self.up().await?;
+        if let Some(placing) = publication.jobs.first() {
+            let goes_to = placing.job.queue.name.as_str();
+            let mut hung = self.hung_queue.subscribe();
+            let _hung = hung.wait_for(|hung| hung.as_deref() != Some(goes_to)).await.expect("self has it");
+        }
         self.inner.publish(publication).await
     }
 
@@ -349,16 +338,6 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.delete_dead(queue, limit).await
     }
 
-    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.up().await?;
-        self.inner.pause(queue, pausing).await
-    }
-
-    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        self.up().await?;
-        self.inner.pauses().await
-    }
-
     async fn pump(&self) -> Result<Pumped> {
         self.up().await?;
         self.inner.pump().await
@@ -388,39 +367,8 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.delays(count).await
     }
 
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         self.inner.set_quotas(quotas).await
-    }
-
-    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
-        self.up().await?;
-        let refused =
-            self.refused_steps.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        if refused.is_ok() {
-            return Err(Error::refused("OOM, the test says so"));
-        }
-        if let ScheduleThen::Put(put) = &step.then
-            && let Some(placing) = put.job.as_ref().and_then(|job| job.jobs.first())
-        {
-            let goes_to = placing.job.queue.name.as_str();
-            let mut hung = self.hung_queue.subscribe();
-            let _hung = hung.wait_for(|hung| hung.as_deref() != Some(goes_to)).await.expect("self has it");
-        }
-        self.inner.step_schedule(step).await
-    }
-
-    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
-        self.up().await?;
-        self.inner.list_schedules(namespace, list).await
-    }
-
-    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
-        self.up().await?;
-        if matches!(list, DueList::Ever { .. }) {
-            let mut hang = self.walks_hang.subscribe();
-            let _hung = hang.wait_for(|hang| !hang).await.expect("self has it");
-        }
-        self.inner.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

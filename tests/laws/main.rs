@@ -33,7 +33,6 @@ mod lists;
 mod names;
 mod notifier;
 mod once;
-mod pause;
 mod peek;
 mod promote;
 mod publish;
@@ -42,7 +41,6 @@ mod random;
 mod random_verbs;
 mod republish;
 mod revive;
-mod schedules;
 mod settings;
 mod store;
 mod timers;
@@ -51,6 +49,7 @@ mod ttr;
 
 mod admin_stage;
 mod gated;
+mod gated_settings;
 mod jobs;
 mod parts;
 mod settings_stage;
@@ -287,12 +286,12 @@ macro_rules! law_list {
             quotas {
                 what_would_be_more_jobs_is_refused_as_a_whole,
                 what_would_be_more_bytes_is_refused,
+                the_usage_of_bounded_namespaces_is_returned,
                 what_would_be_more_queues_is_refused,
                 jobs_count_in_every_state_and_everything_else_goes_on,
                 what_replaces_a_job_counts_by_the_difference,
                 a_repeat_is_not_refused,
                 a_duplicate_that_is_remembered_is_refused_when_the_quota_is_used_up,
-                schedules_count_towards_the_bytes,
                 a_large_batch_is_refused_as_a_whole,
                 the_last_quotas_count,
             }
@@ -386,15 +385,6 @@ macro_rules! more_laws {
                 ack_with_a_receipt_acks_only_what_is_held,
                 workers_leave_each_job_where_they_were_told,
             }
-            pause {
-                a_paused_queue_hands_out_nothing,
-                other_queues_go_on,
-                a_pause_ends_when_it_is_told,
-                a_pause_ends_by_itself,
-                a_second_pause_takes_the_place_of_the_first,
-                a_pause_is_shown,
-                a_namespace_has_so_many_paused_queues_at_most,
-            }
             lists {
                 jobs_are_listed_in_the_order_in_which_they_come,
                 jobs_are_listed_once_while_others_come_and_go,
@@ -405,30 +395,6 @@ macro_rules! more_laws {
                 inspect_shows_every_state,
                 queues_are_listed_with_their_figures,
                 queues_are_listed_by_name,
-            }
-            schedules {
-                a_schedule_is_read_as_it_was_put,
-                schedules_are_listed_by_name,
-                a_step_from_another_version_changes_nothing,
-                a_revision_is_never_used_twice,
-                a_revision_that_is_given_is_kept,
-                an_occurrence_is_placed_once_by_many,
-                a_refused_job_leaves_the_schedule_as_it_was,
-                steps_fail_alone,
-                what_is_due_is_told_the_earliest_first,
-                a_walk_through_all_leaves_none_out,
-                nothing_is_placed_early,
-                a_living_job_is_kept_or_replaced_by_its_key,
-                jobs_of_others_with_its_key_count,
-                schedules_are_bounded,
-                a_deleted_schedule_places_nothing_and_its_jobs_stay,
-                many_that_are_due_at_once_are_all_placed,
-                a_placed_job_notifies,
-                schedules_are_counted_by_state,
-                a_dry_step_says_what_would_be,
-                steps_are_counted_by_their_placers,
-                a_schedule_follows_its_queue,
-                a_dropped_step_happened_or_did_not,
             }
             promote {
                 a_promoted_job_is_ready_behind_the_others,

@@ -9,7 +9,7 @@ use crate::stage::*;
 
 fn once(key: &str, fingerprint: u8) -> Option<Once> {
     let key = IdempotencyKey::new(key.as_bytes()).expect("a short key");
-    Some(Once { key, fingerprint: [fingerprint; 16] })
+    Some(Once::request(key, [fingerprint; 16]))
 }
 
 fn publication(s: &dyn Stage, drafts: &[Draft], key: &str, fingerprint: u8) -> Publication {

@@ -5,14 +5,12 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use dormouse::engine::{
-    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, SchedulePut,
-    ScheduleSetting, ScheduleStep, ScheduleThen, Stepped, Tries,
+    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, Tries, Usage,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
 use dormouse::name::IdempotencyKey;
 
-use crate::schedules;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
@@ -73,6 +71,20 @@ pub async fn what_would_be_more_bytes_is_refused(s: &dyn Stage) {
     }
     ok("after an ack", publish(s, [job(&q, [7; 60])]).await);
     refused(publish(s, [job(&q, "x")]).await, "bytes", "one byte more again");
+}
+
+/// Guards against a usage that leaves out jobs, or that is another namespace's.
+pub async fn the_usage_of_bounded_namespaces_is_returned(s: &dyn Stage) {
+    let (q, other) = (queue("q"), queue_in("other", "q"));
+    ok("before the quota", publish(s, [job(&q, [7; 10]), job(&other, "x")]).await);
+    let quotas = Quotas::from([
+        (q.namespace.clone(), Quota { bytes: 100, ..NONE }),
+        (other.namespace.clone(), Quota { queues: 9, ..NONE }),
+    ]);
+    ok("set_quotas", s.engine().set_quotas(&quotas).await);
+    ok("after it", publish(s, [job(&q, [7; 20]).delay(LONG)]).await);
+    let usage = ok("set_quotas", s.engine().set_quotas(&quotas).await);
+    assert_eq!(usage, [(q.namespace.clone(), Usage { jobs: 2, bytes: 30 })].into());
 }
 
 /// Guards against creating a queue beyond the quota, and against refusing jobs for an existing one.
@@ -146,9 +158,8 @@ pub async fn what_replaces_a_job_counts_by_the_difference(s: &dyn Stage) {
 pub async fn a_repeat_is_not_refused(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { jobs: 1, ..NONE }).await;
-    let once = |name: &str| {
-        Some(Once { key: IdempotencyKey::new(name.as_bytes()).expect("a name"), fingerprint: [1; 16] })
-    };
+    let once =
+        |name: &str| Some(Once::request(IdempotencyKey::new(name.as_bytes()).expect("a name"), [1; 16]));
     let call =
         |name: &str| Publication { jobs: vec![job(&q, "a").placing(s)], replaces: None, once: once(name) };
     let first = ok("publish", s.engine().publish(call("one")).await);
@@ -168,10 +179,7 @@ pub async fn a_duplicate_that_is_remembered_is_refused_when_the_quota_is_used_up
     let call = |once: Option<&str>| Publication {
         jobs: vec![job(&q, "a").key_or("k", OnConflict::Keep).placing(s)],
         replaces: None,
-        once: once.map(|name| Once {
-            key: IdempotencyKey::new(name.as_bytes()).expect("a name"),
-            fingerprint: [1; 16],
-        }),
+        once: once.map(|name| Once::request(IdempotencyKey::new(name.as_bytes()).expect("a name"), [1; 16])),
     };
     for (quota, what) in [(Quota { jobs: 1, ..NONE }, "jobs"), (Quota { bytes: 1, ..NONE }, "bytes")] {
         set(s, Quota { jobs: 2, bytes: 2, queues: 0 }).await;
@@ -188,34 +196,7 @@ pub async fn a_duplicate_that_is_remembered_is_refused_when_the_quota_is_used_up
     }
 }
 
-/// Guards against a namespace with any number of schedules of 64 KiB each.
-pub async fn schedules_count_towards_the_bytes(s: &dyn Stage) {
-    let (q, engine) = (queue("q"), s.engine());
-    let step = |name: &str, expected, bytes: usize| {
-        let setting = ScheduleSetting { body: vec![b'x'; bytes].into(), ..schedules::setting("q", "") };
-        let put = SchedulePut { setting: Some(setting), ..schedules::put(None) };
-        ScheduleStep { id: schedules::schedule(name), expected, then: ScheduleThen::Put(Box::new(put)) }
-    };
-    set(s, Quota { bytes: 100, ..NONE }).await;
-    let first = ok("60 of 100", engine.step_schedule(step("a", None, 60)).await);
-    let Stepped::Done { version, .. } = first else { panic!("{first:?}") };
-    refused(engine.step_schedule(step("b", None, 41)).await, "bytes", "101 of 100");
-    refused(publish(s, [job(&q, vec![b'x'; 41])]).await, "bytes", "a job and a schedule");
-    ok("a job of 40", publish(s, [job(&q, vec![b'x'; 40])]).await);
-    refused(engine.step_schedule(step("a", Some(version), 61)).await, "bytes", "one more");
-    let less = ok("less is fine", engine.step_schedule(step("a", Some(version), 50)).await);
-    let Stepped::Done { version, .. } = less else { panic!("{less:?}") };
-    ok("10 more", publish(s, [job(&q, vec![b'x'; 10])]).await);
-    let gone =
-        ScheduleStep { id: schedules::schedule("a"), expected: Some(version), then: ScheduleThen::Delete };
-    ok("delete", engine.step_schedule(gone).await);
-    ok("what a deleted schedule had", publish(s, [job(&q, vec![b'x'; 50])]).await);
-    refused(publish(s, [job(&q, "x")]).await, "bytes", "a byte more");
-    set(s, Quota { jobs: 1, ..NONE }).await;
-    refused(engine.step_schedule(step("c", None, 1)).await, "jobs", "a schedule where the jobs are used up");
-}
-
-/// Guards against a batch larger than one step of the store that is partly stored or counted.
+/// Guards against a batch larger than one step of the store, of which a part stays or counts.
 pub async fn a_large_batch_is_refused_as_a_whole(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { bytes: 3 << 20, ..NONE }).await;

@@ -6,15 +6,13 @@
 use std::time::Duration;
 
 use dormouse::engine::{
-    By, DueList, Engine, Held, OnConflict, Once, Placed, Placing, Promoted, Publication, Published, Release,
-    Revival, ScheduleList, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped,
-    StoredSchedule,
+    By, Engine, Held, OnConflict, Once, OnceKind, Placed, Placing, Promoted, Publication, Published, Release,
+    Revival,
 };
 use dormouse::job::{JobId, JobRef, JobState, JobView, Reason, Receipt};
 use dormouse::name::{IdempotencyKey, Queue};
 
 use super::random::{QUEUES, Run, compare_with_model, same};
-use crate::schedules;
 use crate::stage::*;
 use crate::support::engine_ext::{EngineExt, tries};
 
@@ -48,7 +46,7 @@ fn told(ours: Promoted, models: Promoted) -> Promoted {
 
 impl Run<'_> {
     pub(super) async fn verb(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
-        match self.random.below(20) {
+        match self.random.below(18) {
             0..4 => self.place(engine, q).await,
             4..7 => self.touch(engine).await,
             7..11 => self.release(engine).await,
@@ -57,8 +55,6 @@ impl Run<'_> {
             14 => self.cancel(engine, q).await,
             15 if self.random.below(2) == 0 => self.promote(engine, q).await,
             15 => self.respawn_jobs(engine, q).await,
-            16 => self.pause(engine, q).await,
-            17 => self.schedule(engine).await,
             _ => self.look(engine, &q).await,
         }
     }
@@ -80,6 +76,8 @@ impl Run<'_> {
     }
 
     async fn place(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
+        // Before its own jobs are made: no caller replaces one of those.
+        let replaces = (self.random.below(5) == 0).then(|| self.any_published());
         let mut jobs = Vec::new();
         for _ in 0..1 + self.random.below(3) {
             let job = self.new_job(&q);
@@ -99,8 +97,8 @@ impl Run<'_> {
         let once = (self.random.below(3) == 0).then(|| Once {
             key: IdempotencyKey::new(&name).expect("one byte"),
             fingerprint: [self.random.below(2) as u8; 16],
+            kind: OnceKind::Request,
         });
-        let replaces = (self.random.below(5) == 0).then(|| self.any_published());
         let publication = Publication { jobs, replaces, once };
         self.log.push(format!("publish with {publication:?}"));
         let answers = (engine.publish(publication.clone()).await, self.model.publish(publication).await);
@@ -234,101 +232,6 @@ impl Run<'_> {
         same("respawn_jobs", plain(ours), plain(models)).map(drop)
     }
 
-    async fn pause(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
-        let time = if self.random.below(4) == 0 { None } else { Some(self.time(60)) };
-        let pauses = self.random.below(3) > 0;
-        self.log.push(format!("pause {q}: {pauses}, for {time:?}"));
-        if !pauses {
-            let answers = (engine.resume(&q).await, self.model.resume(&q).await);
-            return same("resume", answers.0.is_ok(), answers.1.is_ok()).map(drop);
-        }
-        let ours = ok("pause", engine.pause_for(&q, time).await);
-        let models = ok("pause", self.model.pause_for(&q, time).await);
-        if self.virtual_time { same("pause", ours, models).map(drop) } else { Ok(()) }
-    }
-
-    /// Steps a schedule from its version or another one; each store counts revisions in its own way.
-    async fn schedule(&mut self, engine: &dyn Engine) -> Result<(), String> {
-        let namespace = if self.random.below(3) == 0 { "b" } else { "a" };
-        let id = schedules::schedule_in(namespace, &format!("s{}", self.random.below(4)));
-        let known = self.schedules.get(&id).copied();
-        let expected = match (known, self.random.below(6)) {
-            (Some(_), 0) => None,
-            (Some((ours, models)), 1) => {
-                let later = |version: ScheduleVersion| ScheduleVersion { step: version.step + 1, ..version };
-                Some((later(ours), later(models)))
-            }
-            (known, _) => known,
-        };
-        let then = if self.random.below(6) == 0 {
-            ScheduleThen::Delete
-        } else {
-            let next =
-                [None, Some(1_000_000_000_000), Some(4_000_000_000_000)][self.random.below(3) as usize];
-            let mut put = schedules::put(next);
-            put.state = ScheduleState::ALL[self.random.below(4) as usize];
-            put.progress = self.log.len().to_string().into();
-            let queues = if namespace == "b" { &["q"][..] } else { &["q", "q-", "r"] };
-            let list = ScheduleList::One(id.name.clone());
-            let page = ok("list_schedules", self.model.list_schedules(&id.namespace, list).await);
-            match page.schedules.first() {
-                Some(there) if self.random.below(3) > 0 => {
-                    let new = self.new_job(&there.queue());
-                    let on_conflict = [OnConflict::Keep, OnConflict::Replace, OnConflict::Fail]
-                        [self.random.below(3) as usize];
-                    let key = (self.random.below(2) == 0).then(|| (job_key(KEYS[0]), on_conflict));
-                    let jobs = vec![Placing { job: new, at: None, key }];
-                    put.job = Some(Publication { jobs, replaces: None, once: None });
-                }
-                _ => {
-                    let queue = queues[self.random.below(queues.len() as u64) as usize];
-                    put.setting = Some(schedules::setting(queue, &self.log.len().to_string()));
-                }
-            }
-            ScheduleThen::Put(Box::new(put))
-        };
-        self.log.push(format!("step {id} from {expected:?}: {then:?}"));
-        let step = |expected| ScheduleStep { id: id.clone(), expected, then: then.clone() };
-        let ours = ok("step_schedule", engine.step_schedule(step(expected.map(|(ours, _)| ours))).await);
-        let models =
-            ok("step_schedule", self.model.step_schedule(step(expected.map(|(_, models)| models))).await);
-        let told = |stepped: &Stepped| match stepped {
-            Stepped::Done { landed, .. } => {
-                format!("done, {:?}", landed.map(|landed| (landed.placed.id, landed.placed.how)))
-            }
-            other => format!("{other:?}"),
-        };
-        same("step_schedule", told(&ours), told(&models))?;
-        if let (Stepped::Done { version: ours, .. }, Stepped::Done { version: models, .. }) = (ours, models) {
-            match then {
-                ScheduleThen::Put(_) => self.schedules.insert(id, (ours, models)),
-                ScheduleThen::Delete => self.schedules.remove(&id),
-            };
-        }
-        self.compare_schedules(engine).await
-    }
-
-    async fn compare_schedules(&mut self, engine: &dyn Engine) -> Result<(), String> {
-        let plain = |all: &[StoredSchedule]| {
-            let landed = |of: &StoredSchedule| of.landed.map(|landed| (landed.placed.id, landed.placed.how));
-            let one = |of: &StoredSchedule| {
-                (of.id.clone(), of.state, of.next, of.setting.clone(), of.progress.clone(), landed(of))
-            };
-            all.iter().map(one).collect::<Vec<_>>()
-        };
-        for namespace in ["a", "b"] {
-            let namespace = queue_in(namespace, "q").namespace;
-            let list = ScheduleList::Page { prefix: "s".into(), after: None, limit: 100, bodies: true };
-            let ours = ok("list_schedules", engine.list_schedules(&namespace, list.clone()).await);
-            let models = ok("list_schedules", self.model.list_schedules(&namespace, list).await);
-            same("list_schedules", plain(&ours.schedules), plain(&models.schedules))?;
-        }
-        let due = ok("due_schedules", engine.due_schedules(DueList::Now(100)).await);
-        let models = ok("due_schedules", self.model.due_schedules(DueList::Now(100)).await);
-        same("due_schedules", plain(&due.schedules), plain(&models.schedules))?;
-        same("how many are in each state", due.counts, models.counts).map(drop)
-    }
-
     /// A view as far as it must be the same.
     fn seen(&self, view: &JobView, model: &JobView) -> JobView {
         let view = view.clone();
@@ -387,10 +290,6 @@ impl Run<'_> {
                 return Err(format!("{ours:?} {what} in {q}, the model says {model:?}"));
             }
         }
-        let paused = |pause: Option<dormouse::engine::Pause>| {
-            pause.map(|pause| pause.until.filter(|_| self.virtual_time))
-        };
-        same("paused", paused(ours.paused), paused(models.paused))?;
         if self.virtual_time && ours.oldest_ready_age.is_some() {
             same("oldest_ready_age", ours.oldest_ready_age, models.oldest_ready_age)?;
         }

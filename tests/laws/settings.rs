@@ -182,13 +182,21 @@ pub async fn changes_are_told_in_order(s: &SettingsStage) {
     let empty = changes(s, "a/", 0).await;
     put(s, "a/1", "x", None).await;
     let first = put(s, "a/2", "x", None).await;
-    put(s, "b/1", "x", None).await;
+    let other = put(s, "b/1", "x", None).await;
     let two = put(s, "a/1", "y", get(s, "a/1").await.map(|of| of.version)).await;
     delete(s, "a/2", first).await;
     assert_eq!(changes(s, "a/", 0).await.keys, None, "a caller that knows nothing reads all");
     let told = changes(s, "a/", first).await;
-    assert_eq!(told.keys, Some(vec!["a/1".to_owned(), "a/2".to_owned()]), "since the second");
-    assert_eq!(changes(s, "b/", first).await.keys, Some(vec!["b/1".to_owned()]), "of another prefix");
+    assert_eq!(
+        told.keys,
+        Some(vec![("a/1".to_owned(), two), ("a/2".to_owned(), told.version)]),
+        "since the second"
+    );
+    assert_eq!(
+        changes(s, "b/", first).await.keys,
+        Some(vec![("b/1".to_owned(), other)]),
+        "of another prefix"
+    );
     let none = SettingChanges { version: told.version, keys: Some(Vec::new()) };
     assert_eq!(changes(s, "a/", told.version).await, none, "nothing since");
     assert!(none.is_empty() && told.version > two, "{none:?} after {two}");
@@ -215,7 +223,7 @@ pub async fn many_changes_are_told_in_parts(s: &SettingsStage) {
             keys.len(),
             told.version
         );
-        named.extend(keys);
+        named.extend(keys.into_iter().map(|(key, _)| key));
         since = told.version;
     }
     assert_eq!(named, (0..many).map(|n| format!("m/{n}")).collect::<Vec<_>>());

@@ -79,7 +79,8 @@ impl SettingsStore for MemorySettings {
         let some: Vec<_> =
             state.log.iter().filter(|(version, _)| *version > since).take(MAX_CHANGES).collect();
         let version = some.last().map_or(since, |(version, _)| *version);
-        let keys = some.into_iter().map(|(_, key)| key.clone()).filter(|key| key.starts_with(prefix));
+        let keys = some.into_iter().map(|(version, key)| (key.clone(), *version));
+        let keys = keys.filter(|(key, _)| key.starts_with(prefix));
         Ok(SettingChanges { version, keys: Some(keys.collect()) })
     }
 

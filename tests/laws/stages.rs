@@ -154,7 +154,7 @@ fn all_queues() -> SpreadRules {
 }
 
 async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
-    Arc::new(Migration::start(old, new).await.expect("both stores are there"))
+    Arc::new(Migration::start(old, new))
 }
 
 async fn disk_to_disk() -> impl Stage {
@@ -231,12 +231,12 @@ async fn settings_model() -> SettingsStage {
     SettingsStage::new(Arc::new(MemorySettings::default()), ())
 }
 
-async fn settings_disk() -> SettingsStage {
+pub async fn settings_disk() -> SettingsStage {
     let (engine, dir) = open_disk(Arc::new(SystemClock::default()));
     SettingsStage::new(Arc::new(DiskSettings::new(&engine)), (engine, dir))
 }
 
-async fn settings_redis() -> SettingsStage {
+pub async fn settings_redis() -> SettingsStage {
     let redis = RedisServer::start();
     let admin = crate::support::redis_admin::open_admin_redis(&redis).await;
     SettingsStage::new(Arc::new(RedisSettings::new(&admin)), redis)

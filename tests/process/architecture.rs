@@ -242,7 +242,7 @@ const PARTS: &[(&str, &[&str])] = &[
         "admin::redis",
         &["admin", "clock", "engine", "error", "name", "outage", "process::tasks", "engine::redis"],
     ),
-    ("dispatch", &["engine", "error", "job", "name", "process::tasks"]),
+    ("dispatch", &["clock", "engine", "error", "job", "name", "process::tasks"]),
     (
         "push",
         &[
@@ -264,9 +264,10 @@ const PARTS: &[(&str, &[&str])] = &[
     ("push::store", &["clock", "error", "name"]),
     ("push::store::disk", &["push::store", "error", "name", "engine::disk"]),
     ("push::store::redis", &["push::store", "admin::redis", "clock", "engine::redis", "error", "name"]),
-    ("settings", &["error"]),
+    ("settings", &["engine", "error"]),
     ("settings::disk", &["settings", "engine::disk", "error"]),
     ("settings::redis", &["settings", "admin::redis", "engine::redis", "error"]),
+    ("pauses", &["clock", "dispatch", "engine", "error", "name", "outage", "settings"]),
     ("fleet", &["clock", "error", "random", "settings"]),
     ("search", &["engine", "error", "job", "name"]),
     ("bulk", &["clock", "engine", "error", "job", "name", "process::tasks", "random", "search"]),
@@ -287,7 +288,13 @@ const PARTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("pump", &["clock", "engine", "outage"]),
-    ("scheduler", &["clock", "engine", "error", "job", "metrics", "name", "outage", "pump", "schedule"]),
+    (
+        "scheduler",
+        &[
+            "admin", "clock", "engine", "error", "job", "metrics", "name", "outage", "pump", "schedule",
+            "settings",
+        ],
+    ),
     (
         "http",
         &[
@@ -319,6 +326,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "metrics",
             "name",
             "outage",
+            "pauses",
             "process::tasks",
             "push",
             "sampler",
@@ -340,6 +348,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "name",
             "process::tasks",
             "schedule",
+            "scheduler",
             "search",
             "time",
         ],
@@ -387,6 +396,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "bulk",
             "clock",
             "config",
+            "dispatch",
             "engine",
             "error",
             "fleet",
@@ -467,6 +477,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "history",
             "name",
             "outage",
+            "pauses",
             "random",
             "tls",
             "sampler",

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{RedisAddress, RedisEngine, RedisOptions, check_safety};
-use dormouse::engine::{Engine, OnConflict, Once, Pausing, Placing, Publication, Release, Respawn, Revival};
+use dormouse::engine::{Engine, OnConflict, Once, Placing, Publication, Release, Respawn, Revival};
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
@@ -269,7 +269,7 @@ async fn every_call_is_rejected_while_its_slot_migrates_and_changes_nothing() {
     cluster.begin_move(slot, to);
     cluster.move_keys(slot, to, 2);
     let before = [dump(&cluster, 0), dump(&cluster, to)];
-    let once = Some(Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] });
+    let once = Some(Once::request(IdempotencyKey::new(b"once").expect("a key"), [1; 16]));
     let new = || vec![new_job(&engine, &q, "new").into()];
     let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     let dead = [jobs[0].id];
@@ -450,35 +450,7 @@ async fn a_part_on_two_nodes_is_not_used_until_it_is_mended() {
     until("the other server uses it again", async || put(&other, &here, "x").await.is_ok()).await;
 }
 
-/// Guards against a pause that depends on any node except the one that stores the pauses.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_queue_is_paused_while_other_nodes_are_away() {
-    let mut cluster = RedisCluster::start_of(3, 0);
-    let engine = open(&cluster).await;
-    // The first partition stores the pauses.
-    let keeps = cluster.master_of(PART / 2).0;
-    for away in 0..3 {
-        let here = queue_at(&engine, &cluster, (away + 1) % 3, true);
-        put(&engine, &here, "x").await.expect("stored");
-        cluster.servers[away].kill();
-        let told = engine.pause(&here, Pausing::UntilResumed).await;
-        if away == keeps {
-            assert!(matches!(told, Err(Error::Unreachable(Unreachable::Away) | Error::Away(_))), "{told:?}");
-        } else {
-            told.expect("who keeps the pauses is there");
-            let jobs = take(&engine, &here).await.expect("it can be asked");
-            assert_eq!(jobs.len(), 0, "it is paused while {away} is away");
-        }
-        assert!(cluster.servers[away].launch(), "it comes back");
-        cluster.agree();
-        until("it goes on", async || engine.pause(&here, Pausing::Resumed).await.is_ok()).await;
-        let jobs = take(&engine, &here).await.expect("taken");
-        assert_eq!(jobs.len(), 1);
-        ack(&engine, &jobs[0]).await.expect("acked");
-    }
-}
-
-/// Guards against a cluster that cannot add or remove nodes under load.
+/// Guards against a cluster that cannot grow or shrink while servers work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_comes_and_goes_under_load_and_nothing_fails() {
     let mut cluster = RedisCluster::start_of(3, 0);

@@ -112,7 +112,7 @@ async fn a_replay_is_answered_once_replicas_have_it() {
         put(&first, &queue, "x").await.is_ok() && put(&other, &queue, "x").await.is_ok()
     })
     .await;
-    let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
+    let once = Once::request(IdempotencyKey::new(b"once").expect("a key"), [1; 16]);
     let stalled = replica.stall();
     let jobs = vec![job(&first, &queue, "repeated").into()];
     let unsure = first.publish(Publication { jobs, replaces: None, once: Some(once.clone()) }).await;
@@ -134,7 +134,7 @@ async fn what_finds_that_all_is_done_writes_before_it_waits() {
     let _replica = RedisServer::start_with(None, &["--replicaof", "127.0.0.1", &master.port.to_string()]);
     let (engine, queue) = (open(master.address(), "p", 1).await, queue("q"));
     until("the replica is in step", async || put(&engine, &queue, "x").await.is_ok()).await;
-    let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
+    let once = Once::request(IdempotencyKey::new(b"once").expect("a key"), [1; 16]);
     let repeat = async || {
         let jobs = vec![job(&engine, &queue, "once").into()];
         engine.publish(Publication { jobs, replaces: None, once: Some(once.clone()) }).await

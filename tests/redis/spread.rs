@@ -164,7 +164,7 @@ async fn what_is_to_be_compared_shares_a_partition() {
         assert_eq!(found.expect("inspected").map(|job| job.id), Some(replaced[0].id), "{key}");
     }
     for n in 0..8_u8 {
-        let once = Once { key: IdempotencyKey::new(&[b'r', n]).expect("a key"), fingerprint: [n; 16] };
+        let once = Once::request(IdempotencyKey::new(&[b'r', n]).expect("a key"), [n; 16]);
         let publish = |engine: Arc<RedisEngine>, fingerprint| {
             let once = Some(Once { fingerprint, ..once.clone() });
             let jobs = vec![new_job(&engine, &q, "once").into()];

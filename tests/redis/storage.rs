@@ -506,7 +506,7 @@ async fn who_forgets_a_delayed_job_takes_its_timer_too() {
         engines[0].republish(named(n), delayed(n + 1, 3)).await.expect("republished");
     }
     assert_eq!(timers(conn).len(), 2, "of 101 jobs, each in the place of the one before it");
-    let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
+    let once = Once::request(IdempotencyKey::new(b"once").expect("a key"), [1; 16]);
     let placing = Placing { job: delayed(500, 3), at: None, key: None };
     let publication = Publication { jobs: vec![placing], replaces: Some(named(400)), once: Some(once) };
     engines[0].publish(publication).await.expect("republished");
@@ -547,7 +547,7 @@ async fn who_knows_old_tries_of_a_delayed_job_takes_its_timer_too() {
     a.republish(named(2), job(&q, id(102), "x")).await.expect("republished");
     assert_eq!(timers(conn).len(), 41, "after a republish");
     let placing = Placing { job: job(&q, id(103), "x"), at: None, key: None };
-    let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
+    let once = Once::request(IdempotencyKey::new(b"once").expect("a key"), [1; 16]);
     let publication = Publication { jobs: vec![placing], replaces: Some(named(3)), once: Some(once) };
     a.publish(publication).await.expect("republished");
     assert_eq!(timers(conn).len(), 40, "after a republish that is safe to repeat");

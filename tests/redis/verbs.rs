@@ -346,7 +346,7 @@ async fn a_repeated_request_is_known_to_every_server_for_ten_minutes() {
     let request = |n| {
         let key = IdempotencyKey::new(b"\x00 any\xffbytes").expect("short");
         let jobs = vec![Placing { job: job(&q, id(n), "x"), at: None, key: None }];
-        Publication { jobs, replaces: None, once: Some(Once { key, fingerprint: *b"0123456789abcdef" }) }
+        Publication { jobs, replaces: None, once: Some(Once::request(key, *b"0123456789abcdef")) }
     };
     let Published::Done(placed) = publish(&one, request(0)).await else { panic!("it is the first") };
     assert_eq!(publish(&two, request(1)).await, Published::Replay(placed.clone()), "another server");
@@ -362,170 +362,19 @@ async fn a_repeated_request_is_known_to_every_server_for_ten_minutes() {
     assert!((590..=600).contains(&ttl), "ten minutes, not {ttl} s");
 }
 
+/// Guards against a paused queue that goes on, or a schedule that ends, because a newer version keeps both elsewhere.
 #[tokio::test]
-async fn a_pause_is_seen_by_every_server_within_a_second() {
-    let server = RedisServer::start();
-    let (one, two) = (engine(&server).await, engine(&server).await);
-    let q = queue("q");
-    two.publish((0..500).map(|n| job(&q, id(n), "x")).take(64).collect::<Vec<_>>().into())
-        .await
-        .expect("published");
-    assert_eq!(consume(&two, &q, 1, TTR).await.expect("consumed").len(), 1, "it is not paused");
-    one.pause_for(&q, None).await.expect("paused");
-    let paused = Instant::now();
-    assert_eq!(consume(&one, &q, 1, TTR).await.expect("consumed"), [], "here at once");
-    tokio::time::sleep(Duration::from_secs(1).saturating_sub(paused.elapsed())).await;
-    assert_eq!(consume(&two, &q, 1, TTR).await.expect("consumed"), [], "there within a second");
-    one.close().await;
-    two.close().await;
-    let three = engine(&server).await;
-    assert_eq!(consume(&three, &q, 1, TTR).await.expect("consumed"), [], "after a restart");
-    let four = engine(&server).await;
-    let until_then = Duration::from_millis(1500);
-    three.pause_for(&q, Some(until_then)).await.expect("paused");
-    until("the pause ends on another server", async || {
-        !consume(&four, &q, 1, TTR).await.expect("consumed").is_empty()
-    })
-    .await;
-    let conn = &mut server.connection();
-    until("its record is gone", async || keys_like(conn, "dormouse/paused").is_empty()).await;
-    four.pause_for(&q, None).await.expect("paused");
-    three.resume(&q).await.expect("resumed");
-    assert_eq!(consume(&three, &q, 1, TTR).await.expect("consumed").len(), 1, "resumed here at once");
-    until("it is resumed there", async || !consume(&four, &q, 1, TTR).await.expect("consumed").is_empty())
-        .await;
-}
-
-/// Returns how often a command was called.
-fn calls(conn: &mut Connection, command: &str) -> u64 {
-    let stats: String = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
-    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
-    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
-}
-
-/// Sets pauses of queues that are not used: 1,000 in each of `namespaces` namespaces.
-fn paused_elsewhere(conn: &mut Connection, namespaces: usize) {
-    let mut all = redis::pipe();
-    for namespace in 0..namespaces {
-        for n in 0..1000 {
-            all.hset("dormouse/paused", format!("tenant{namespace}/queue{n}"), 0).ignore();
-        }
+async fn what_an_earlier_version_has_paused_or_scheduled_is_not_ignored() {
+    for (key, command) in [("dormouse/paused", "HSET"), ("dormouse/due", "ZADD")] {
+        let server = RedisServer::start();
+        let conn = &mut server.connection();
+        let _: u64 = redis::cmd(command).arg(key).arg("0").arg("shop/q").query(conn).expect("written");
+        let refused = RedisEngine::connect(server.address(), &PoolName::default_pool()).await;
+        let why = refused.expect_err("it is refused").to_string();
+        assert!(why.contains(key), "{key}: {why}");
+        let _: u64 = conn.del(key).expect("deleted");
+        engine(&server).await.close().await;
     }
-    all.hset("dormouse/paused", "", 1).ignore();
-    let () = all.query(conn).expect("written");
-}
-
-/// Guards against one caller's pauses delaying all consumes: each pause caused a read of the whole hash, which consumes
-/// wait for.
-#[tokio::test]
-async fn a_stream_of_pauses_holds_up_no_consume() {
-    let server = RedisServer::start();
-    paused_elsewhere(&mut server.connection(), 20);
-    let (one, two) = (engine(&server).await, engine(&server).await);
-    let stranger = queue("stranger");
-    let end = Instant::now() + Duration::from_secs(4);
-    let pausers: Vec<_> = (0..8)
-        .map(|n| {
-            let (one, q) = (one.clone(), queue(&format!("noisy{n}")));
-            tokio::spawn(async move {
-                while Instant::now() < end {
-                    one.pause_for(&q, Some(Duration::from_millis(50))).await.expect("paused");
-                    one.resume(&q).await.expect("resumed");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            })
-        })
-        .collect();
-    let (mut slowest, mut n) = (Duration::ZERO, 0);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    while Instant::now() < end {
-        for engine in [&one, &two] {
-            n += 1;
-            engine.publish(vec![job(&stranger, id(n), "x")].into()).await.expect("published");
-            let began = Instant::now();
-            let taken =
-                tokio::time::timeout(Duration::from_secs(20), consume(engine, &stranger, 1, TTR)).await;
-            let taken = taken.expect("a consume was held up for 20 s").expect("consumed");
-            slowest = slowest.max(began.elapsed());
-            assert_eq!(taken.len(), 1, "the job that is ready");
-        }
-    }
-    assert!(slowest < Duration::from_secs(2), "the slowest of {n} consumes took {slowest:?}");
-    for pauser in pausers {
-        pauser.await.expect("no panic");
-    }
-}
-
-/// Guards against a server that reads all pauses again after each of its own changes.
-#[tokio::test]
-async fn own_pauses_need_no_reading() {
-    let server = RedisServer::start();
-    let engine = engine(&server).await;
-    let conn = &mut server.connection();
-    engine.pause_for(&queue("first"), None).await.expect("paused");
-    let looks = calls(conn, "hget");
-    until("it has asked twice", async || calls(conn, "hget") >= looks + 2).await;
-    let scans = calls(conn, "hscan");
-    for n in 0..100 {
-        let q = queue(&format!("q{}", n % 20));
-        engine.pause_for(&q, None).await.expect("paused");
-        assert_eq!(consume(&engine, &q, 1, TTR).await.expect("consumed"), [], "here at once");
-        if n % 3 > 0 {
-            engine.resume(&q).await.expect("resumed");
-        }
-    }
-    let looks = calls(conn, "hget");
-    until("it has asked twice more", async || calls(conn, "hget") >= looks + 2).await;
-    assert_eq!(calls(conn, "hscan") - scans, 0, "steps of reading all pauses");
-}
-
-/// Guards against names and counts that remain when nothing is paused any more.
-#[tokio::test]
-async fn pauses_leave_nothing() {
-    let server = RedisServer::start();
-    let (one, two) = (engine(&server).await, engine(&server).await);
-    let conn = &mut server.connection();
-    for n in 0..600 {
-        one.pause_for(&queue(&format!("q{n}")), Some(Duration::from_secs(1))).await.expect("paused");
-    }
-    two.pause_for(&queue("q0"), None).await.expect("paused");
-    two.pause_for(&queue("other"), None).await.expect("paused");
-    one.pause_for(&queue("other"), None).await.expect("paused");
-    until("those whose time is over are gone", async || {
-        let fields: BTreeSet<String> =
-            conn.hkeys::<_, Vec<_>>("dormouse/paused").expect("HKEYS").into_iter().collect();
-        fields == ["", "shop/", "shop/other", "shop/q0"].map(str::to_owned).into()
-    })
-    .await;
-    let count: u64 = conn.hget("dormouse/paused", "shop/").expect("HGET");
-    assert_eq!(count, 2, "queues of the namespace");
-    one.resume(&queue("q0")).await.expect("resumed");
-    two.resume(&queue("other")).await.expect("resumed");
-    assert!(keys_like(conn, "dormouse/*").is_empty(), "nothing is paused");
-}
-
-/// Guards against consumes that wait one after another for a hanging Redis.
-#[tokio::test]
-async fn consumes_that_wait_for_the_pauses_wait_together() {
-    let server = RedisServer::start();
-    let engine = engine(&server).await;
-    let stalled = server.stall();
-    // The view of the pauses becomes too old.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let began = Instant::now();
-    let consumes: Vec<_> = (0..6)
-        .map(|n| {
-            let (engine, q) = (engine.clone(), queue(&format!("q{n}")));
-            tokio::spawn(async move { consume(&engine, &q, 1, TTR).await.map(|jobs| jobs.len()) })
-        })
-        .collect();
-    for consume in consumes {
-        let answer = consume.await.expect("no panic");
-        assert!(answer.is_err(), "a server that cannot hear of a pause hands out nothing: {answer:?}");
-    }
-    let took = began.elapsed();
-    drop(stalled);
-    assert!(took < Duration::from_secs(8), "six consumes waited for {took:?}");
 }
 
 /// Guards against a list that shows a job twice or not at all because jobs on its page were respawned, and against a
@@ -915,11 +764,9 @@ async fn queues_that_others_made_are_listed() {
     assert_eq!(all().await, names[..1000], "in the order of their names");
     write(conn, &names[1000..]);
     engine.publish(vec![job(&queue("a"), id(1), "x")].into()).await.expect("published");
-    engine.pause_for(&queue("z"), None).await.expect("paused");
     let _: u64 = conn.hdel("m/ns/shop", "q0000").expect("HDEL");
-    let expected: Vec<String> =
-        ["a".to_owned()].into_iter().chain(names[1..].iter().cloned()).chain(["z".to_owned()]).collect();
-    assert_eq!(all().await, expected, "what is new, what is paused, and not what is gone");
+    let expected: Vec<String> = ["a".to_owned()].into_iter().chain(names[1..].iter().cloned()).collect();
+    assert_eq!(all().await, expected, "what is new, and not what is gone");
 }
 
 /// Returns how often a command was called.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::engine::{
-    By, Detail, Engine, Held, Pause, Pausing, Publication, Published, Release, Released, Respawn, Revival,
-    Revived, Size, SizeOf, Tries,
+    By, Detail, Engine, Held, Publication, Published, Release, Released, Respawn, Revival, Revived, Size,
+    SizeOf, Tries,
 };
 use dormouse::error::Result;
 use dormouse::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
@@ -95,20 +95,7 @@ pub trait EngineExt: Engine {
         })
     }
 
-    /// Pauses a queue for this time, or until it is resumed.
-    async fn pause_for(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
-        let paused = self.pause(queue, time.map_or(Pausing::UntilResumed, Pausing::For)).await?;
-        Ok(paused.expect("a pause is answered with the pause"))
-    }
-
-    /// Ends a pause.
-    async fn resume(&self, queue: &Queue) -> Result<()> {
-        let paused = self.pause(queue, Pausing::Resumed).await?;
-        assert_eq!(paused, None, "a queue that is resumed");
-        Ok(())
-    }
-
-    /// Returns every queue.
+    /// Every queue.
     async fn queues(&self) -> Result<Vec<Queue>> {
         Ok(self.stats().await?.queues.into_iter().map(|size| size.queue).collect())
     }

@@ -12,11 +12,9 @@ use dormouse::engine::delays::{DelayCount, DelayedOf, Delays};
 use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::observer::{Observer, Observers};
 use dormouse::engine::{
-    By, Consumed, Cursor, Detail, DueList, DueSchedules, Engine, Fingerprint, Held, How, JobList, JobPage,
-    Landed, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Placed, Placing, Promoted, Publication, Published,
-    Pumped, QueuePage, QueueSize, QueueView, Quotas, REMEMBERED, Release, Released, Respawn, Respawned,
-    Revived, ScheduleId, ScheduleList, SchedulePage, ScheduleSetting, ScheduleState, ScheduleStep,
-    ScheduleThen, ScheduleVersion, Size, SizeOf, Stats, Stepped, StoredSchedule, Touched, Tries,
+    By, Consumed, Cursor, Detail, Engine, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Placed,
+    Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, Release,
+    Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Tries, Usage,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
@@ -86,14 +84,7 @@ struct Jobs {
     announced: Option<Millis>,
     /// Results of requests with idempotency keys, and their expiry.
     done: BTreeMap<(Queue, IdempotencyKey), (Millis, Fingerprint, Vec<Placed>)>,
-    /// End of a queue's pause; `None` until it is resumed.
-    paused: BTreeMap<Queue, Option<Millis>>,
     quotas: Quotas,
-    schedules: BTreeMap<ScheduleId, StoredSchedule>,
-    /// Highest revision of a deleted schedule, or a higher number.
-    gone: u64,
-    /// Number of steps by kind of placer.
-    by: BTreeMap<Box<str>, u64>,
     closed: bool,
 }
 
@@ -273,10 +264,11 @@ impl Jobs {
         if placed.iter().all(|placed| placed.how == How::Duplicate)
             && let Some((queue, _)) = &done
         {
-            self.admit_beside(&queue.namespace, 1, true)?;
+            self.admit_record(&queue.namespace)?;
         }
         if let (Some(once), Some(done)) = (once, done) {
-            self.done.insert(done, (now + ms(REMEMBERED), once.fingerprint, placed.clone()));
+            let ends = now + ms(once.kind.remembered());
+            self.done.insert(done, (ends, once.fingerprint, placed.clone()));
         }
         Ok((Published::Done(placed), queues))
     }
@@ -310,18 +302,16 @@ impl Jobs {
     fn used(&self, namespace: &Namespace) -> [usize; 3] {
         let of = || self.jobs.values().filter(|stored| stored.job.queue.namespace == *namespace);
         let queues = self.queues.keys().filter(|queue| queue.namespace == *namespace).count();
-        let schedules = self.schedules.values().filter(|schedule| schedule.id.namespace == *namespace);
-        let beside: usize = schedules.map(|schedule| schedule.setting.bytes()).sum();
-        [of().count(), of().map(|stored| stored.job.body.len()).sum::<usize>() + beside, queues]
+        [of().count(), of().map(|stored| stored.job.body.len()).sum::<usize>(), queues]
     }
 
-    /// Checks whether `bytes` more bytes besides jobs may be stored.
-    fn admit_beside(&self, namespace: &Namespace, bytes: usize, is_new: bool) -> Result<()> {
-        let Some(quota) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
+    /// Whether the record of a call that stores no job may be kept.
+    fn admit_record(&self, namespace: &Namespace) -> Result<()> {
+        let Some(quota) = self.quotas.get(namespace) else { return Ok(()) };
         let [jobs, used, _] = self.used(namespace).map(|used| used as u64);
-        if is_new && quota.jobs > 0 && jobs >= quota.jobs {
+        if quota.jobs > 0 && jobs >= quota.jobs {
             Err(Error::OverQuota("jobs"))
-        } else if quota.bytes > 0 && used + bytes as u64 > quota.bytes {
+        } else if quota.bytes > 0 && used >= quota.bytes {
             Err(Error::OverQuota("bytes"))
         } else {
             Ok(())
@@ -368,16 +358,7 @@ impl Jobs {
         }
     }
 
-    fn is_paused(&self, queue: &Queue, now: Millis) -> bool {
-        self.paused.get(queue).is_some_and(|until| until.is_none_or(|until| until > now))
-    }
-
-    /// Returns when the next pause with an end expires.
-    fn next_pause(&self) -> Option<Millis> {
-        self.paused.values().flatten().min().copied()
-    }
-
-    /// Returns the job, unless it has expired.
+    /// The job by name, unless it has expired.
     fn find(&self, job: &JobRef, now: Millis) -> Option<&Stored> {
         self.jobs.get(&(job.queue.clone(), job.id)).filter(|stored| !stored.expired(now))
     }
@@ -464,6 +445,10 @@ impl Engine for ModelEngine {
         self.clock.now()
     }
 
+    fn time_of_day(&self) -> Millis {
+        self.clock.wall_micros() / 1000
+    }
+
     async fn publish(&self, publication: Publication) -> Result<Published> {
         let (mut state, now) = self.open()?;
         let (published, queues) = state.publish(publication, now)?;
@@ -493,7 +478,7 @@ impl Engine for ModelEngine {
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let (mut state, now) = self.open()?;
         let mut ready = Vec::new();
-        for queue in queues.queues().filter(|queue| !state.is_paused(queue, now)) {
+        for queue in queues.queues() {
             ready.extend(state.ready(&queue).into_iter().map(|id| (queue.clone(), id)));
         }
         let mut jobs = Vec::new();
@@ -686,10 +671,10 @@ impl Engine for ModelEngine {
     }
 
     async fn forget_queue(&self, queue: &Queue) -> Result<()> {
-        let (mut state, now) = self.open()?;
+        let (mut state, _) = self.open()?;
         let holds =
             |stored: &Stored| stored.job.queue == *queue && !matches!(stored.state, State::Running { .. });
-        if !state.jobs.values().any(holds) && !state.is_paused(queue, now) {
+        if !state.jobs.values().any(holds) {
             state.queues.remove(queue);
         }
         Ok(())
@@ -741,34 +726,6 @@ impl Engine for ModelEngine {
         Ok(ids.len() as u64)
     }
 
-    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        let (mut state, now) = self.open()?;
-        let until = match pausing {
-            Pausing::For(time) => Some(now + ms(time)),
-            Pausing::UntilResumed => None,
-            Pausing::Resumed => {
-                state.paused.remove(queue);
-                drop(state);
-                self.notifiers.notify(queue);
-                return Ok(None);
-            }
-        };
-        let of_namespace = state.paused.keys().filter(|other| other.namespace == queue.namespace).count();
-        if of_namespace >= MAX_PAUSED && !state.paused.contains_key(queue) {
-            return Err(Error::TooManyPaused(MAX_PAUSED));
-        }
-        state.paused.insert(queue.clone(), until);
-        drop(state);
-        self.armed.notify_waiters();
-        Ok(Some(Pause { until }))
-    }
-
-    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        let (state, now) = self.open()?;
-        let paused = state.paused.iter().filter(|(queue, _)| state.is_paused(queue, now));
-        Ok(paused.map(|(queue, until)| (queue.clone(), Pause { until: *until })).collect())
-    }
-
     async fn pump(&self) -> Result<Pumped> {
         let (mut state, now) = self.open()?;
         let mut due: Vec<(Millis, u64, JobId, Queue)> = state
@@ -798,18 +755,10 @@ impl Engine for ModelEngine {
                 self.observers.tell(|observer| observer.died(queue, 1));
             }
         }
-        let resumed: Vec<Queue> = state
-            .paused
-            .iter()
-            .filter(|(_, until)| until.is_some_and(|until| until <= now))
-            .map(|(queue, _)| queue.clone())
-            .collect();
-        state.paused.retain(|queue, _| !resumed.contains(queue));
-        state.announced = state.earliest().into_iter().chain(state.next_pause()).min();
+        state.announced = state.earliest();
         let next = state.announced.map_or(Duration::MAX, |at| Duration::from_millis(at.saturating_sub(now)));
         drop(state);
         due.iter().for_each(|(_, _, _, queue)| self.notifiers.notify(queue));
-        resumed.iter().for_each(|queue| self.notifiers.notify(queue));
         Ok(Pumped { moved: due.len(), next })
     }
 
@@ -819,7 +768,7 @@ impl Engine for ModelEngine {
             let earlier = {
                 let state = self.state.lock();
                 let announced = state.announced.unwrap_or(Millis::MAX);
-                state.earliest().into_iter().chain(state.next_pause()).any(|at| at < announced)
+                state.earliest().into_iter().any(|at| at < announced)
             };
             if earlier {
                 return;
@@ -835,7 +784,7 @@ impl Engine for ModelEngine {
         limit: usize,
     ) -> Result<QueuePage> {
         let (state, now) = self.open()?;
-        let mut names: Vec<Queue> = state.queues.keys().chain(state.paused.keys()).cloned().collect();
+        let mut names: Vec<Queue> = state.queues.keys().cloned().collect();
         names.retain(|queue| queue.namespace == *namespace && after.is_none_or(|after| queue.name > *after));
         names.sort_unstable();
         names.dedup();
@@ -846,7 +795,6 @@ impl Engine for ModelEngine {
             let of: Vec<&Stored> = state.jobs.values().filter(|stored| stored.job.queue == *queue).collect();
             let count = |name| Some(of.iter().filter(|stored| stored.state.name() == name).count() as u64);
             let head = state.ready(queue).first().and_then(|id| state.jobs.get(&(queue.clone(), *id)));
-            let paused = state.paused.get(queue).filter(|_| state.is_paused(queue, now));
             QueueView {
                 queue: queue.clone(),
                 ready: count(JobState::Ready),
@@ -854,7 +802,6 @@ impl Engine for ModelEngine {
                 running: count(JobState::Running),
                 dead: count(JobState::Dead),
                 oldest_ready_age: head.map(|head| Duration::from_millis(now - head.since)),
-                paused: paused.map(|until| Pause { until: *until }),
             }
         };
         Ok(QueuePage { queues: names.iter().map(view).collect(), next })
@@ -910,131 +857,15 @@ impl Engine for ModelEngine {
         Ok(delays)
     }
 
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
-        self.open()?.0.quotas = quotas.clone();
-        Ok(())
-    }
-
-    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
-        let ScheduleStep { id, expected, then } = step;
-        let (mut state, now) = self.open()?;
-        let time = self.clock.wall_micros() / 1000;
-        let before = state.schedules.get(&id).cloned();
-        if before.as_ref().map(|before| before.version) != expected {
-            return Ok(Stepped::Stale);
-        }
-        let put = match then {
-            ScheduleThen::Put(put) => *put,
-            ScheduleThen::Delete => {
-                let Some(before) = state.schedules.remove(&id) else { return Ok(Stepped::Stale) };
-                state.gone = state.gone.max(before.version.revision);
-                return Ok(Stepped::Done { version: before.version, landed: None });
-            }
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
+        let mut jobs = self.open()?.0;
+        jobs.quotas = quotas.clone();
+        let usage = |namespace: &Namespace| {
+            let [jobs, bytes, _] = jobs.used(namespace).map(|used| used as u64);
+            Usage { jobs, bytes }
         };
-        if time < put.not_before {
-            return Ok(Stepped::TooEarly);
-        }
-        let of_namespace =
-            state.schedules.keys().filter(|other| other.namespace == id.namespace).count() as u64;
-        let full =
-            of_namespace >= put.bounds.of_namespace || state.schedules.len() as u64 >= put.bounds.of_pool;
-        let (revision, step) =
-            before.as_ref().map_or((state.gone, 0), |b| (b.version.revision, b.version.step + 1));
-        let revision_now = put.revision.unwrap_or(revision + u64::from(put.setting.is_some()));
-        let step = if before.is_some() && revision_now == revision { step } else { 0 };
-        let Some(setting) = put.setting.or(before.as_ref().map(|before| before.setting.clone())) else {
-            return Ok(Stepped::Stale);
-        };
-        if before.is_none() && full {
-            return Ok(Stepped::TooMany);
-        }
-        let version = ScheduleVersion { revision: revision_now, step };
-        let bytes_before = before.as_ref().map_or(0, |before| before.setting.bytes());
-        state.admit_beside(&id.namespace, setting.bytes().saturating_sub(bytes_before), before.is_none())?;
-        if put.dry {
-            return Ok(Stepped::Done { version, landed: None });
-        }
-        let (mut landed, mut queues) = (put.landed, Vec::new());
-        if let Some(job) = put.job {
-            let published = match state.publish(job, now) {
-                Err(Error::Refused(why)) => return Ok(Stepped::Refused(why.to_string())),
-                published => published?,
-            };
-            match published {
-                (Published::Done(placed), of) => {
-                    landed = placed.first().map(|placed| Landed { at: time, placed: *placed });
-                    queues = of;
-                }
-                (other, _) => return Ok(Stepped::NotPlaced(other)),
-            }
-        }
-        if !put.by.is_empty() {
-            *state.by.entry(put.by).or_default() += 1;
-        }
-        let (of, next, progress) = (put.state, put.next, put.progress);
-        let stored = StoredSchedule { id: id.clone(), version, state: of, next, setting, progress, landed };
-        state.schedules.insert(id, stored);
-        drop(state);
-        self.placed(&queues);
-        Ok(Stepped::Done { version, landed })
-    }
-
-    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
-        let (state, _) = self.open()?;
-        let of = state.schedules.values().filter(|schedule| schedule.id.namespace == *namespace);
-        let now = self.clock.wall_micros() / 1000;
-        let (schedules, limit): (Vec<StoredSchedule>, usize) = match list {
-            ScheduleList::One(name) => (of.filter(|schedule| schedule.id.name == name).cloned().collect(), 1),
-            ScheduleList::Page { prefix, after, limit, bodies } => {
-                let of = of.filter(|schedule| schedule.id.name.as_str().starts_with(&prefix));
-                let of = of.filter(|schedule| after.as_ref().is_none_or(|after| schedule.id.name > *after));
-                let body =
-                    |of: &StoredSchedule| if bodies { of.setting.body.clone() } else { Default::default() };
-                let show = |of: &StoredSchedule| StoredSchedule {
-                    setting: ScheduleSetting { body: body(of), ..of.setting.clone() },
-                    ..of.clone()
-                };
-                (of.map(show).collect(), limit)
-            }
-        };
-        let next = schedules.get(limit).and(schedules.get(limit - 1)).map(|last| last.id.name.clone());
-        Ok(SchedulePage { now, schedules: schedules.into_iter().take(limit).collect(), next })
-    }
-
-    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
-        let (state, _) = self.open()?;
-        let now = self.clock.wall_micros() / 1000;
-        let mut counts = [0; ScheduleState::ALL.len()];
-        state.schedules.values().for_each(|schedule| counts[schedule.state as usize] += 1);
-        let mut all: Vec<&StoredSchedule> = state
-            .schedules
-            .values()
-            .filter(|schedule| schedule.state != ScheduleState::Moved || schedule.next.is_some())
-            .collect();
-        if let DueList::Ever { from, limit } = &list {
-            let after =
-                |of: &&StoredSchedule| from.as_ref().is_none_or(|Cursor(from)| of.id.to_string() > *from);
-            all.sort_by_key(|schedule| schedule.id.to_string());
-            let schedules: Vec<StoredSchedule> =
-                all.into_iter().filter(after).take(*limit).cloned().collect();
-            let more = schedules.last().filter(|_| schedules.len() == *limit);
-            let more = more.map(|last| Cursor(last.id.to_string()));
-            return Ok(DueSchedules { now, schedules, more, counts, ..DueSchedules::default() });
-        }
-        if let DueList::Within(_, time) = &list {
-            all.retain(|schedule| schedule.next.is_none_or(|next| next + ms(*time) >= now));
-        }
-        all.sort_by_key(|schedule| schedule.next.unwrap_or(Millis::MAX));
-        let is_due = |of: &&&StoredSchedule| match list {
-            DueList::Ever { .. } => false, // below
-            DueList::Now(_) => of.next.is_some_and(|at| at <= now),
-            DueList::Within(_, time) => of.next.is_some_and(|at| at <= now && at + ms(time) >= now),
-        };
-        let taken: Vec<StoredSchedule> =
-            all.iter().filter(is_due).take(list.limit()).map(|schedule| (*schedule).clone()).collect();
-        let left = all.get(taken.len()).and_then(|schedule| schedule.next);
-        let next = Duration::from_millis(left.map_or(1000, |left| left.saturating_sub(now).min(1000)));
-        Ok(DueSchedules { now, schedules: taken, more: None, next, counts, by: state.by.clone() })
+        let counted = quotas.iter().filter(|(_, quota)| quota.counts_jobs());
+        Ok(counted.map(|(namespace, _)| (namespace.clone(), usage(namespace))).collect())
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -283,7 +283,8 @@ async fn a_schedule_outlives_servers_of_two_rounds() {
         one = other;
         let shown = until_status(200, async || schedule(&one, &token).await).await;
         assert_eq!(shown.json["state"], "on", "round {}: {shown:?}", round + 1);
-        // Jobs that were ready before prove nothing.
+        assert_eq!(shown.json["revision"], 1, "round {}: no setting has changed", round + 1);
+        // Jobs ready before are not evidence.
         send(one.api("DELETE", "/api/ns/ticks", &token)).await.expect(204);
         for _ in 0..2 {
             tick(&one, &format!("round {}", round + 1)).await;

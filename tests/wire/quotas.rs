@@ -133,7 +133,39 @@ async fn a_quota_and_what_it_counts_outlive_the_server(store: Store) {
     used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
 }
 
+/// Guards against schedules of 64 KiB each, of which a namespace may have any number, and against jobs that ignore them.
+async fn schedules_count_toward_the_quota(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let put = async |name: &str, bytes: usize| {
+        let body = serde_json::json!({ "queue": "q", "every": 86400, "text": "x".repeat(bytes) }).to_string();
+        send(server.api("PUT", &format!("/api/ns/_schedules/{name}"), &token).body(body)).await
+    };
+    quota(&server, r#"{"bytes":10000}"#).await;
+    // A setting has some hundred bytes besides its body.
+    put("a", 6000).await.expect(201);
+    used_up(put("b", 4000).await, "bytes");
+    used_up(put("b?dry_run=1", 4000).await, "bytes");
+    used_up(server.put(&token, "/api/ns/q", &"x".repeat(4000)).await, "bytes");
+    let body = "x".repeat(3000);
+    let job = server.put(&token, "/api/ns/q", &body).await.expect(201).job_id();
+    used_up(put("a", 7000).await, "bytes");
+    put("a", 5000).await.expect(200);
+    server.put(&token, "/api/ns/q", &"x".repeat(1000)).await.expect(201);
+    used_up(put("a", 6000).await, "bytes");
+    send(server.api("DELETE", &format!("/api/ns/q/job/{job}"), &token)).await.expect(204);
+    put("a", 6000).await.expect(200);
+    used_up(server.put(&token, "/api/ns/q", &body).await, "bytes");
+    send(server.api("DELETE", "/api/ns/_schedules/a", &token)).await.expect(204);
+    server.put(&token, "/api/ns/q", &"x".repeat(8000)).await.expect(201);
+    quota(&server, r#"{"jobs":1}"#).await;
+    used_up(put("b", 1).await, "jobs");
+    quota(&server, r#"{"jobs":3}"#).await;
+    put("b", 1).await.expect(201);
+}
+
 on_each_store!(
+    schedules_count_toward_the_quota,
     a_quota_is_made_shown_changed_and_deleted,
     every_publish_is_held_to_the_quota_and_nothing_else_is,
     a_quota_and_what_it_counts_outlive_the_server,
@@ -173,7 +205,24 @@ async fn a_quota_is_in_force_on_every_server_within_a_second() {
     assert_eq!(more, 40, "jobs stored by two servers at once, with room for 40");
 }
 
-/// Guards against a pool without quotas during its migration.
+/// Guards against a server that lets jobs use the bytes of schedules that another server stored, also after it starts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn schedules_of_one_server_count_at_another() {
+    let redis = RedisServer::start();
+    let [one, two] = TestServer::two_on(&redis).await;
+    let token = one.token("ns").await;
+    quota(&one, r#"{"bytes":10000}"#).await;
+    let body = serde_json::json!({ "queue": "q", "every": 86400, "text": "x".repeat(9000) }).to_string();
+    send(one.api("PUT", "/api/ns/_schedules/s", &token).body(body)).await.expect(201);
+    used_up(two.put(&token, "/api/ns/q", &"x".repeat(1000)).await, "bytes");
+    drop(two);
+    let three = TestServer::start(&redis_toml(&redis), ()).await;
+    used_up(three.put(&token, "/api/ns/q", &"x".repeat(1000)).await, "bytes");
+    send(three.api("DELETE", "/api/ns/_schedules/s", &token)).await.expect(204);
+    three.put(&token, "/api/ns/q", &"x".repeat(1000)).await.expect(201);
+}
+
+/// Guards against a pool that has no bound while it moves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_quota_of_a_pool_that_moves_bounds_the_new_store() {
     let (old, new) = (Store::disk(), Store::disk());

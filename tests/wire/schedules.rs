@@ -500,11 +500,12 @@ async fn a_schedule_that_cannot_be_read_is_shown_as_broken() {
     }
     let client = redis::Client::open(format!("redis://{}", redis.addr())).expect("an address");
     let mut client = client.get_multiplexed_async_connection().await.expect("it is there");
-    let set = redis::cmd("HSET")
-        .arg("dormouse/schedule/ns/s")
-        .arg("text")
-        .arg("{\"set\":{\"newest\":1}}")
-        .to_owned();
+    let (key, field) = ("dormouse/settings", "schedules/default/ns/s");
+    let stored: String =
+        redis::cmd("HGET").arg(key).arg(field).query_async(&mut client).await.expect("a hash");
+    assert!(stored.contains("{\"set\":{"), "{stored}");
+    let newer = stored.replace("{\"set\":{", "{\"set\":{\"newest\":1,");
+    let set = redis::cmd("HSET").arg(key).arg(field).arg(newer).to_owned();
     set.query_async::<i64>(&mut client).await.expect("a hash");
     let list = get(&one, &token, "").await.expect(200);
     assert_eq!(names(&list.json), ["a", "s", "z"], "{}", list.text);

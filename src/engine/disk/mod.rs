@@ -62,23 +62,20 @@ use self::verbs::inspect::{Inspect, InspectKey};
 use self::verbs::keys::{CancelKey, Recall};
 use self::verbs::list_jobs::list_jobs;
 use self::verbs::list_queues::ListQueues;
-use self::verbs::pause::{Paused, SetPause};
 use self::verbs::peek::Peek;
 use self::verbs::promote::Promote;
 use self::verbs::publish::Publish;
 use self::verbs::pump::Pump;
 use self::verbs::quotas::SetQuotas;
 use self::verbs::respawn_jobs::RespawnJobs;
-use self::verbs::schedules::{ListSchedules, ReadDue, StepSchedule};
 use self::verbs::stats::{ReadSize, ReadStatistics};
 use super::backup::{Backup, StoreCopy};
 use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
-    ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched, Tries,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
+    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Tries, Usage,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -229,14 +226,6 @@ impl Engine for DiskEngine {
         self.in_steps(limit, |limit| DeleteDead { queue: queue.clone(), limit }).await
     }
 
-    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.handle.ask(SetPause { queue: queue.clone(), pausing }).await
-    }
-
-    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        self.handle.ask(Paused).await
-    }
-
     async fn pump(&self) -> Result<Pumped> {
         self.handle.ask(Pump(self.pump)).await
     }
@@ -272,31 +261,14 @@ impl Engine for DiskEngine {
         counted.await?.ok_or(Error::Closed)
     }
 
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
-        let Some(count) = self.handle.ask(SetQuotas { quotas: quotas.clone() }).await? else { return Ok(()) };
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
+        let set = self.handle.ask(SetQuotas { quotas: quotas.clone() }).await?;
+        let Some(count) = set.to_count else { return Ok(set.usage) };
         let (handle, stop) = (self.handle.clone(), self.stop.clone());
         // A blocking thread continues after a timeout; a count without a thread is requested again.
         let counted = self.readers.run(LongRead::Count, &self.handle, move || count.run(&handle, &stop));
-        timeout(COUNTED, counted).await.unwrap_or(Err(Error::Overloaded))
-    }
-
-    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
-        if let ScheduleThen::Put(put) = &step.then {
-            let job = put.job.as_ref().map(|job| (job.jobs.len(), job.bytes()));
-            let new = put.setting.as_ref().map(|setting| (0, setting.bytes()));
-            if let Some((jobs, bytes)) = job.or(new) {
-                self.room.publish(jobs, bytes)?;
-            }
-        }
-        self.handle.ask(StepSchedule(step)).await
-    }
-
-    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
-        self.handle.ask(ListSchedules { namespace: namespace.clone(), list }).await
-    }
-
-    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
-        self.handle.ask(ReadDue(list)).await
+        timeout(COUNTED, counted).await.unwrap_or(Err(Error::Overloaded))?;
+        Ok(self.handle.ask(SetQuotas { quotas: quotas.clone() }).await?.usage)
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

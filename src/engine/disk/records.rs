@@ -116,9 +116,8 @@ impl Records {
         self.handle.ask(scan).await
     }
 
-    /// Returns at most `most` keys changed since `since`, and the version to continue from; `None`: any may have
-    /// changed.
-    pub async fn setting_changes(&self, since: u64, most: usize) -> Result<(u64, Option<Vec<Bytes>>)> {
+    /// Returns the current version, and the changes since `since`; `None`: any key may have changed.
+    pub async fn setting_changes(&self, since: u64, most: usize) -> Result<(u64, Option<Vec<(u64, Bytes)>>)> {
         self.handle.ask(ReadChanges { since, most }).await
     }
 

@@ -4,7 +4,7 @@ use tokio::time::timeout;
 
 use super::patience::late;
 use super::stores::TwoStores;
-use crate::engine::{By, Detail, How, OnConflict, Once, Placed, Placing, Publication, Published};
+use crate::engine::{By, Detail, How, OnConflict, Once, OnceKind, Placed, Placing, Publication, Published};
 use crate::error::Result;
 use crate::job::{JobId, JobRef, JobState, Receipt};
 use crate::name::Queue;
@@ -75,7 +75,13 @@ impl TwoStores {
 
     /// Returns the result of an earlier execution in either store.
     pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
-        self.new_first(self.old.recall(queue, once), self.new.recall(queue, once)).await
+        if let Some(done) = self.new.recall(queue, once).await? {
+            return Ok(Some(done));
+        }
+        match (self.ask_old(self.old.recall(queue, once)).await, once.kind) {
+            (Err(_), OnceKind::Occurrence) => Ok(None),
+            (done, _) => done,
+        }
     }
 
     /// Acks in both stores: a job is in one of them.

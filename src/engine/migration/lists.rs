@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::pauses::longer;
 use super::stores::TwoStores;
 use crate::engine::{Cursor, JobList, JobPage, QueuePage, QueueSize, QueueView, Stats};
 use crate::error::Result;
@@ -117,10 +116,6 @@ fn sum(a: Option<u64>, b: Option<u64>) -> Option<u64> {
 fn together(a: QueueView, b: QueueView) -> QueueView {
     let age_known = |view: &QueueView| view.ready == Some(0) || view.oldest_ready_age.is_some();
     let age = if age_known(&a) && age_known(&b) { a.oldest_ready_age.max(b.oldest_ready_age) } else { None };
-    let paused = match (a.paused, b.paused) {
-        (Some(a), Some(b)) => Some(longer(a, b)),
-        (a, b) => a.or(b),
-    };
     QueueView {
         queue: a.queue,
         ready: sum(a.ready, b.ready),
@@ -128,6 +123,5 @@ fn together(a: QueueView, b: QueueView) -> QueueView {
         running: sum(a.running, b.running),
         dead: sum(a.dead, b.dead),
         oldest_ready_age: age,
-        paused,
     }
 }

@@ -53,11 +53,8 @@
 mod consume;
 mod keys;
 mod lists;
-mod mover;
 mod old_store;
 mod patience;
-mod pauses;
-mod schedules;
 mod stores;
 
 use std::collections::BTreeMap;
@@ -69,15 +66,13 @@ use tokio::time::timeout;
 
 pub use self::patience::PATIENCE;
 use self::patience::{LOOK_AGAIN, MOST_PATIENCE};
-use self::pauses::PauseCopier;
 use self::stores::TwoStores;
 use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
-    Revived, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
+    QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Usage,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -89,16 +84,12 @@ use crate::process::tasks::{Failure, Tasks};
 #[derive(Debug)]
 pub struct Migration {
     stores: TwoStores,
-    pauses: Arc<PauseCopier>,
 }
 
 impl Migration {
-    /// Drains `old` by consumes, and fills `new` by publishes, after pauses have been copied between them. Spawns tasks
-    /// on the current runtime.
-    pub async fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Result<Migration> {
-        let tasks = Tasks::new(Failure::default());
-        let pauses = PauseCopier::start([old.clone(), new.clone()], &tasks).await?;
-        Ok(Migration { stores: TwoStores::new(old, new, tasks), pauses })
+    /// Drains `old` by consumes, and fills `new` by publishes. Spawns tasks on the current runtime.
+    pub fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Migration {
+        Migration { stores: TwoStores::new(old, new, Tasks::new(Failure::default())) }
     }
 }
 
@@ -243,14 +234,6 @@ impl Engine for Migration {
         and_rest(old, limit, async |rest| self.stores.new.delete_dead(queue, rest).await).await
     }
 
-    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.pauses.pause(queue, pausing).await
-    }
-
-    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        self.pauses.all().await
-    }
-
     async fn pump(&self) -> Result<Pumped> {
         // An error of one store is reported once the other has nothing left to move.
         match tokio::join!(self.stores.old.pump(), self.stores.new.pump()) {
@@ -288,21 +271,9 @@ impl Engine for Migration {
         Ok(all)
     }
 
-    /// Sets the quotas of the target, which receives publishes.
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    /// Quotas of the new store, which receives publishes.
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         self.stores.new.set_quotas(quotas).await
-    }
-
-    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
-        self.stores.step_schedule(step).await
-    }
-
-    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
-        self.stores.list_schedules(namespace, list).await
-    }
-
-    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
-        self.stores.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use tokio::sync::Semaphore;
 
-use super::mover::Mover;
 use super::patience::OldState;
 use crate::engine::{By, Detail, Engine, Held};
 use crate::error::Result;
@@ -25,9 +24,7 @@ pub struct TwoStores {
     pub state: Arc<OldState>,
     /// Calls of the source that no caller waits for.
     pub tasks: Tasks,
-    /// Moves schedules from the source to the target.
-    pub mover: Arc<Mover>,
-    /// A permit for each ack that may be owed to the source.
+    /// A permit for each ack that may be owed to the old store.
     pub owed: Arc<Semaphore>,
 }
 
@@ -35,8 +32,7 @@ impl TwoStores {
     /// Creates it with no call hanging and no ack owed.
     pub fn new(old: Arc<dyn Engine>, new: Arc<dyn Engine>, tasks: Tasks) -> TwoStores {
         let state = Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) });
-        let mover = Arc::new(Mover::new(old.clone(), new.clone(), state.clone()));
-        TwoStores { old, new, state, tasks, mover, owed: Arc::new(Semaphore::new(MAX_OWED)) }
+        TwoStores { old, new, state, tasks, owed: Arc::new(Semaphore::new(MAX_OWED)) }
     }
 
     /// Makes a call of the source that may be repeated, so a late reply loses nothing.

@@ -10,7 +10,7 @@ use super::connection::fault::Fault;
 use super::in_time::SEND_WITHIN;
 use crate::engine::batch::{BatchLimit, BatchSize, Call, Calls, Reply};
 use crate::engine::{MAX_PUBLISH, Publication};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{JobRef, NewJob};
 use crate::process::tasks::Tasks;
 
@@ -138,28 +138,5 @@ pub fn answer_each<Rep>(replies: Vec<Reply<Rep>>, answers: Result<Vec<Result<Rep
     match answers {
         Ok(answers) => replies.into_iter().zip(answers).for_each(|(reply, answer)| _ = reply.send(answer)),
         Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
-    }
-}
-
-/// Executes the steps of a batch in one script call by `carry`, and replies to each.
-pub async fn carry_all<Req: Clone, Rep, Carried: Future<Output = Result<Vec<Result<Rep>>>>>(
-    batch: Vec<Call<Req, Rep>>,
-    carry: impl Fn(Arc<Vec<Req>>) -> Carried,
-) {
-    // Abandoned calls are not sent.
-    let waited_for = batch.into_iter().map(Call::split).filter(|(_, reply)| !reply.is_abandoned());
-    let (steps, replies): (Vec<Req>, Vec<Reply<Rep>>) = waited_for.unzip();
-    if steps.is_empty() {
-        return;
-    }
-    let steps = Arc::new(steps);
-    match carry(steps.clone()).await {
-        // An error from Redis does not say which step caused it.
-        Err(Error::Refused(_)) if steps.len() > 1 => {
-            for (step, reply) in steps.iter().zip(replies) {
-                answer_each(vec![reply], carry(Arc::new(vec![step.clone()])).await);
-            }
-        }
-        told => answer_each(replies, told),
     }
 }

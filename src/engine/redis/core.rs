@@ -21,8 +21,8 @@ use super::layout::scripts::Script;
 use super::link::Lane;
 use super::pool::{Attempts, Pool};
 use crate::clock::{Micros, Millis};
+use crate::engine::Published;
 use crate::engine::batch::Caller;
-use crate::engine::{Published, ScheduleStep, Stepped};
 use crate::job::JobRef;
 use crate::name::Queue;
 
@@ -39,8 +39,6 @@ pub(crate) struct PartitionCore {
     pub(super) movable: OnceLock<Caller<Plain, Published>>,
     /// Each reply is whether the job existed.
     pub(super) acks: OnceLock<Caller<JobRef, bool>>,
-    /// Steps of schedules that share script calls. `None`: something must be deleted first.
-    pub(super) steps: OnceLock<Caller<ScheduleStep, Option<Stepped>>>,
     pub(super) quotas: Counting,
     pub(super) copies: Copies,
     /// Held while finishing a destroy that another server started.
@@ -74,7 +72,6 @@ impl PartitionCore {
             publishes: OnceLock::new(),
             movable: OnceLock::new(),
             acks: OnceLock::new(),
-            steps: OnceLock::new(),
             quotas: Counting::default(),
             copies: Copies::default(),
             finishing: Mutex::default(),
@@ -111,11 +108,6 @@ impl PartitionCore {
     /// Like `query`. Waits for a node only if `waits`.
     pub async fn query_if<T: FromRedisValue>(&self, waits: bool, cmd: &Cmd) -> Outcome<T> {
         self.pool.query(waits, self.partition, Lane::Other, cmd).await
-    }
-
-    /// Like `query`, on another connection.
-    pub async fn query_on<T: FromRedisValue>(&self, lane: Lane, cmd: &Cmd) -> Outcome<T> {
-        self.pool.query(true, self.partition, lane, cmd).await
     }
 
     /// Runs several such commands in one round trip.

@@ -11,8 +11,8 @@
 //!   `cluster/`: the nodes of a cluster; `open`: opening a pool.
 //! - `connection/`: opening, maintaining and sharing connections, and calls in flight when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`, `dues`: in-memory state of this process; `batches`:
-//!   calls that share a script call.
+//! - `copies`, `counting`, `arming`, `cache`, `clock`, `dues`: in-memory state of this process; `batches`: calls that share
+//!   a script call.
 //! - `in_time`: deadlines of calls, and late replies.
 //! - `replicas`, `waits`: which replicas are in sync, and whether they have a write.
 //! - `watch`, `lists`: notifies of jobs that other servers made ready.
@@ -42,7 +42,6 @@ mod look;
 mod nodes;
 mod open;
 mod partitions;
-mod pauses;
 mod pool;
 mod ready_lists;
 mod replicas;
@@ -74,9 +73,8 @@ use crate::engine::nodes::Nodes;
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
-    ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
+    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Usage,
 };
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -91,7 +89,7 @@ use self::partitions::Partitions;
 use self::pool::{Place, Pool};
 use self::router::Router;
 use self::spread::Spreading;
-use self::verbs::{pause, quotas};
+use self::verbs::quotas;
 
 /// A pool of jobs on a Redis or in a cluster.
 #[derive(Debug)]
@@ -139,7 +137,6 @@ impl RedisEngine {
         let router = Arc::new(Router::new(pool.clone(), parts, partitions));
         let tasks = &pool.tasks;
         let _closing = Closing { _tasks: tasks.stopping().clone().drop_guard(), _place: closing };
-        tasks.spawn_essential("the watch of pauses", pause::run(router.settings().clone()));
         for part in &router.parts {
             let count = quotas::run(part.clone());
             tasks.spawn_essential("the quota count", count);
@@ -272,14 +269,6 @@ impl Engine for RedisEngine {
         self.open()?.delete_dead(queue, limit).await
     }
 
-    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.open()?.settings().pause(queue, pausing).await
-    }
-
-    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        self.open()?.settings().all_paused().await
-    }
-
     async fn pump(&self) -> Result<Pumped> {
         self.open()?.pump().await
     }
@@ -305,20 +294,8 @@ impl Engine for RedisEngine {
         self.open()?.delays(count).await
     }
 
-    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         self.open()?.set_quotas(quotas).await
-    }
-
-    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
-        self.open()?.step_schedule(step).await
-    }
-
-    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
-        self.open()?.list_schedules(namespace, &list).await
-    }
-
-    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
-        self.open()?.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

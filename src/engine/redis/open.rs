@@ -8,6 +8,7 @@ use tokio_util::sync::DropGuard;
 use super::cluster;
 use super::connection::connector::RedisAddress;
 use super::connection::fault::{Fault, Outcome};
+use super::layout::keys::BEFORE_SETTINGS;
 use super::link::{Common, Link};
 use super::lists::PoolLists;
 use super::partitions::Partitions;
@@ -74,6 +75,10 @@ impl RedisOptions {
     }
 }
 
+/// Why a Redis is rejected whose pauses or schedules this version would ignore.
+const OF_EARLIER_VERSION: &str = "the Redis has pauses or schedules of a version before the first release: resume the queues and \
+    delete the schedules with that version, or delete the keys dormouse/paused and dormouse/due";
+
 /// A pool's nodes, and the guards that end its tasks.
 pub type OpenedPlace = (Common, Place, Vec<DropGuard>);
 
@@ -87,6 +92,11 @@ pub async fn open_one(
     let mut opened = Link::open(&address, name, lists, options.wait_replicas).await?;
     let link = opened.link.clone();
     first_check(&link, &mut opened.first, OLDEST).await?;
+    let mut before = redis::cmd("EXISTS");
+    before.arg(&BEFORE_SETTINGS);
+    if opened.first.query::<u64>(&before).await? > 0 {
+        return Err(Error::refused(OF_EARLIER_VERSION));
+    }
     let guards = opened.keep();
     link.tasks.spawn_essential("the watch on ready lists", watch::run(link.clone()));
     if options.wait_replicas > 0 {

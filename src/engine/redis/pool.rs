@@ -17,7 +17,6 @@ use super::dues::Dues;
 use super::layout::script_call::ScriptCall;
 use super::layout::scripts::Scripts;
 use super::link::{Common, Lane, Link};
-use super::pauses::Pauses;
 use super::spread::Spreading;
 use crate::clock::Micros;
 use crate::error::{Error, Result};
@@ -128,7 +127,6 @@ pub struct Pool {
     pub recorded_queues: RecordedQueues,
     /// How long dead jobs are kept; zero: forever.
     pub dead_ttl: Duration,
-    pub pauses: Pauses,
     /// Held while counting the keys of one partition: one at a time.
     pub counting: Semaphore,
     /// Publishes in flight that another partition could have taken: the node and the start.
@@ -152,7 +150,6 @@ impl Pool {
             dues: Dues::new(partitions),
             recorded_queues: RecordedQueues::default(),
             dead_ttl,
-            pauses: Pauses::default(),
             counting: Semaphore::new(1),
             owed: Mutex::default(),
         }

@@ -131,6 +131,7 @@ pub async fn destroy(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResu
     let query = Query(query.as_deref().unwrap_or_default());
     if params::flag(query, "forget", false, "invalid forget")? {
         forget::forget(&*auth.pool.engine, &auth.queue).await?;
+        auth.pool.pauses.resume(&auth.queue).await?;
         auth.pool.sampler.forget(&auth.queue).await;
     } else {
         auth.pool.engine.destroy(&auth.queue).await?;

@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Serialize, Serializer};
 
+use crate::dispatch::Pause;
 use crate::engine::{By, Cursor, Detail, Engine, JobList, JobPage, MAX_LISTED, QueueView};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, JobReply};
@@ -48,8 +49,8 @@ struct ListedQueue<'a> {
     paused_until: Option<Instant>,
 }
 
-impl<'a> From<&'a QueueView> for ListedQueue<'a> {
-    fn from(view: &'a QueueView) -> ListedQueue<'a> {
+impl<'a> ListedQueue<'a> {
+    fn new(view: &'a QueueView, pause: Option<Pause>) -> ListedQueue<'a> {
         ListedQueue {
             queue: view.queue.name.as_str(),
             ready: view.ready,
@@ -57,8 +58,8 @@ impl<'a> From<&'a QueueView> for ListedQueue<'a> {
             running: view.running,
             dead: view.dead,
             oldest_ready_age: view.oldest_ready_age,
-            paused: view.paused.is_some(),
-            paused_until: view.paused.and_then(|pause| pause.until).map(Instant),
+            paused: pause.is_some(),
+            paused_until: pause.and_then(|pause| pause.until).map(Instant),
         }
     }
 }
@@ -190,13 +191,14 @@ pub async fn queues(
         Some(Cursor(name)) => Some(QueueName::parse_for_consume(&name).map_err(|_| ApiError::BAD_CURSOR)?),
         None => None,
     };
-    let page = auth.pool.engine.list_queues(&auth.namespace, after.as_ref(), limit).await?;
+    let page = auth.pool.pauses.list_queues(&auth.namespace, after.as_ref(), limit).await?;
     if bare && page.queues.is_empty() && page.next.is_none() {
         return Ok(reply::not_found().await);
     }
+    let listed = |view| ListedQueue::new(view, auth.pool.dispatcher.pause_of(&view.queue));
     let reply = NamespaceReply {
         namespace: auth.namespace.as_str(),
-        queues: page.queues.iter().map(ListedQueue::from).collect(),
+        queues: page.queues.iter().map(listed).collect(),
         cursor: state.cursors.seal(&list, page.next.map(|name| Cursor(name.as_str().to_owned()))).await?,
     };
     Ok(reply::json(StatusCode::OK, &reply))

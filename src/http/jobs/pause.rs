@@ -6,7 +6,6 @@ use axum::extract::RawQuery;
 use axum::http::StatusCode;
 use serde::Serialize;
 
-use crate::engine::Pausing;
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::extract::Authorized;
@@ -21,19 +20,21 @@ pub async fn pause(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult
         until: Option<Instant>,
     }
     let query = Query(query.as_deref().unwrap_or_default());
-    let pausing = match query.get("for") {
-        Some(_) => Pausing::For(params::duration(query, "for", 0, "invalid for")?),
-        None => Pausing::UntilResumed,
+    let time = match query.get("for") {
+        Some(_) => Some(params::duration(query, "for", 0, "invalid for")?),
+        None => None,
     };
-    if pausing == Pausing::For(Duration::ZERO) {
+    if time == Some(Duration::ZERO) {
         return Err(ApiError::bad("invalid for"));
     }
-    let until = auth.pool.engine.pause(&auth.queue, pausing).await?.and_then(|pause| pause.until);
-    Ok(reply::json(StatusCode::OK, &Paused { msg: "paused", until: until.map(Instant) }))
+    let pause = auth.pool.pauses.pause(&auth.queue, time).await?;
+    auth.pool.sampler.changed(&auth.queue);
+    Ok(reply::json(StatusCode::OK, &Paused { msg: "paused", until: pause.until.map(Instant) }))
 }
 
 /// `POST /api/:namespace/:queue/resume`
 pub async fn resume(auth: Authorized) -> HandlerResult {
-    auth.pool.engine.pause(&auth.queue, Pausing::Resumed).await?;
+    auth.pool.pauses.resume(&auth.queue).await?;
+    auth.pool.sampler.changed(&auth.queue);
     Ok(reply::message(StatusCode::OK, "resumed"))
 }

@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::audit::Author;
+use crate::dispatch::Pause;
 use crate::engine::nodes::NodesView;
 use crate::engine::{QueueSize, together};
 use crate::error::{Error, Result};
@@ -23,7 +24,7 @@ use crate::http::answer::reply::{self, AwayOfPool, TEXT};
 use crate::http::request::params::Query;
 use crate::http::state::{App, AppState, PoolState};
 use crate::metrics::{ClusterStatistics, Health, Metrics, NodeStatistics, QueueStatistics};
-use crate::name::PoolName;
+use crate::name::{PoolName, Queue};
 use crate::process::tasks::beside_the_runtime;
 use crate::sampler::{CHECK_TIME, Reading};
 
@@ -149,6 +150,7 @@ struct Asked {
     /// Whether the store can be used.
     up: bool,
     said: Reading,
+    paused: BTreeMap<Queue, Pause>,
     /// Present for a cluster.
     nodes: Option<NodesView>,
 }
@@ -159,7 +161,7 @@ pub async fn metrics(State(state): App) -> Response {
     // Concurrently. If the client disconnects, the tasks end.
     let ask = |pool: &Arc<PoolState>| {
         let nodes = state.operations.nodes.get(&pool.name).cloned();
-        let (pool, sampler) = (pool.name.clone(), pool.sampler.clone());
+        let (pool, sampler, dispatcher) = (pool.name.clone(), pool.sampler.clone(), pool.dispatcher.clone());
         let of_nodes = async move {
             match nodes {
                 Some(nodes) => timeout(FIGURES_TIME, nodes.view()).await.ok(),
@@ -168,7 +170,7 @@ pub async fn metrics(State(state): App) -> Response {
         };
         state.server.tasks.spawn(async move {
             let ((up, said), nodes) = tokio::join!(sampler.scrape(FIGURES_TIME), of_nodes);
-            Asked { pool, up, said, nodes }
+            Asked { pool, up, said, paused: dispatcher.pauses(), nodes }
         })
     };
     let asking: Vec<_> = state.pools.values().map(|pool| AbortOnDropHandle::new(ask(pool))).collect();
@@ -199,11 +201,11 @@ pub async fn metrics(State(state): App) -> Response {
 async fn written(metrics: Arc<Metrics>, asked: Vec<Asked>, alone: OwnedMutexGuard<()>) -> Vec<u8> {
     beside_the_runtime(move || {
         let _alone = alone;
-        for Asked { pool, said: Reading { stats, paused }, nodes, .. } in &asked {
+        for Asked { pool, said: stats, paused, nodes, .. } in &asked {
             if let Some(nodes) = nodes {
                 metrics.nodes(pool, &of_nodes(nodes));
             }
-            metrics.paused(pool, paused.iter().flat_map(|paused| paused.keys()));
+            metrics.paused(pool, paused.keys());
             let Some(stats) = stats else { continue };
             metrics.sizes(pool, stats.timers, stats.overdue, stats.queues.iter().map(figures));
             for (name, value) in &stats.gauges {
@@ -295,8 +297,8 @@ mod tests {
             head: None,
         };
         let stats = Stats { queues: (0..QUEUES).map(size).collect(), ..Stats::default() };
-        let said = Reading { stats: Some(Arc::new(stats)), paused: None };
-        vec![Asked { pool: PoolName::default_pool(), up: true, said, nodes: None }]
+        let said = Some(Arc::new(stats));
+        vec![Asked { pool: PoolName::default_pool(), up: true, said, paused: BTreeMap::new(), nodes: None }]
     }
 
     /// Guards against a scrape that blocks all requests while it is rendered, also on a runtime with one thread.

@@ -13,12 +13,12 @@ use super::params::Query;
 use super::path::{self, MAX_QUEUES, NO_QUEUE, Names};
 use crate::admin::tokens as token;
 use crate::admin::{Scope, TokenKey, TokenRecord};
-use crate::engine::ScheduleId;
 use crate::http::answer::error::ApiError;
 use crate::http::state::{AppState, PoolState};
 use crate::job::{JobId, JobRef};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName, Token};
 use crate::schedule::Refusal;
+use crate::scheduler::ScheduleId;
 
 const X_TOKEN: HeaderName = HeaderName::from_static("x-token");
 

@@ -51,9 +51,6 @@ impl From<NotChanged> for ApiError {
             NotChanged::Forbidden => {
                 ApiError::Refused(StatusCode::FORBIDDEN, "this server keeps no schedules")
             }
-            NotChanged::Moved => {
-                ApiError::Refused(StatusCode::CONFLICT, "the schedule has moved to another pool")
-            }
             NotChanged::Store(error) => error.into(),
         }
     }

@@ -4,11 +4,12 @@
 use axum::http::StatusCode;
 
 use crate::clock::Millis;
-use crate::engine::{Cursor, MAX_LISTED, ScheduleState};
+use crate::engine::{Cursor, MAX_LISTED};
 use crate::http::answer::error::ApiError;
 use crate::http::request::params::{self, Query};
 use crate::name::QueueName;
 use crate::schedule::{Refusal, quoted};
+use crate::scheduler::ScheduleState;
 use crate::time;
 
 fn wrong(field: &str, given: &str, instead: &str) -> Refusal {
@@ -57,7 +58,7 @@ pub fn queue(query: Query<'_>) -> Result<Option<QueueName>, Refusal> {
 /// Parses a state that replies can show.
 pub fn state(query: Query<'_>) -> Result<Option<ScheduleState>, Refusal> {
     let Some(given) = query.get("state") else { return Ok(None) };
-    let state = ScheduleState::parse(&given).filter(|state| *state != ScheduleState::Moved);
+    let state = ScheduleState::parse(&given);
     state.map(Some).ok_or_else(|| wrong("state", &given, "one of on, paused, ended, broken"))
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::one::{job_defaults, not_json};
 use super::query;
 use crate::admin::Direction;
-use crate::engine::{ScheduleId, together};
+use crate::engine::together;
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::jobs::admission::admitted;
@@ -26,7 +26,7 @@ use crate::http::request::params::Query;
 use crate::http::state::App;
 use crate::name::{Namespace, ScheduleName};
 use crate::schedule::{Given, JobDefaults, MAX_SETTING, Refusal, Zones, quoted, shorten};
-use crate::scheduler::{Changed, Condition, NotChanged, Run, Scheduler};
+use crate::scheduler::{Changed, Condition, NotChanged, Run, ScheduleId, Scheduler};
 
 /// Maximum size of a set.
 const MAX_SET: usize = 16 << 20;

@@ -6,10 +6,9 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use crate::clock::Millis;
-use crate::engine::ScheduleState;
 use crate::http::answer::reply;
 use crate::schedule::{Became, Entry, When};
-use crate::scheduler::{FoundSchedule, Schedule, Scheduler};
+use crate::scheduler::{FoundSchedule, Schedule, ScheduleState, Scheduler};
 use crate::time::Instant;
 
 /// Which fields of a schedule to show.

@@ -63,7 +63,7 @@ impl Repeatable {
     /// Returns the key and fingerprint by which the store recognizes a repeat.
     pub fn once(&self, body: &[u8]) -> Once {
         let both = [self.head.to_be_bytes(), xxh3_128(body).to_be_bytes()].concat();
-        Once { key: self.entry.2.clone(), fingerprint: xxh3_128(&both).to_be_bytes() }
+        Once::request(self.entry.2.clone(), xxh3_128(&both).to_be_bytes())
     }
 }
 

@@ -27,6 +27,7 @@ use crate::engine::Engine;
 use crate::job::JobIds;
 use crate::name::PoolName;
 use crate::outage::Outage;
+use crate::pauses::Pauses;
 use crate::push::Push;
 use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
@@ -54,6 +55,7 @@ pub struct PoolState {
     /// Cached counts of due times.
     pub delays: DelayCounts,
     pub scheduler: Arc<Scheduler>,
+    pub pauses: Arc<Pauses>,
     /// The pool's samples.
     pub sampler: Arc<Sampler>,
     /// Ids of jobs published to this pool.

@@ -12,6 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::scheduler::Play;
 use crate::gated::Gated;
+use crate::gated_settings::GatedSettings;
+use crate::settings_stage::MemorySettings;
 
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
@@ -45,7 +47,7 @@ async fn what_is_caught_up_holds_up_nothing_that_is_due() {
     }
     play.clock.advance(Duration::from_secs(3 * 86_400));
     play.set("now", json!({ "queue": "q", "every": 1 })).await;
-    gated.hang_steps_to(Some("old"));
+    gated.hang_publishes_to(Some("old"));
     let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
     let late = tokio::spawn(scheduler::catch_up(play.scheduler.clone(), outage.clone(), stop.clone()));
     let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
@@ -53,8 +55,8 @@ async fn what_is_caught_up_holds_up_nothing_that_is_due() {
         play.clock.advance(SECOND);
         ready(&play, "q", second, "a backlog of others is in the way").await;
     }
-    gated.hang_steps_to(None);
-    // One occurrence of each is on time, and the newest hundred overdue ones follow.
+    gated.hang_publishes_to(None);
+    // One of each is in time, and the newest hundred of the others come.
     ready(&play, "old", 20 * 101, "nothing of the backlog is lost").await;
     stop.cancel();
     runs.await.expect("no panic").expect("it has a timer");
@@ -66,22 +68,22 @@ async fn what_is_caught_up_holds_up_nothing_that_is_due() {
 /// Guards against losing a wake-up that comes while the task for overdue schedules walks through all of them.
 #[tokio::test]
 async fn what_is_late_is_heard_of_during_a_walk() {
-    let clock = manual_clock();
-    let gated = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
-    let engine: Arc<dyn Engine> = gated.clone();
-    let play = Play::on(engine, clock);
+    let (clock, gated) = (manual_clock(), GatedSettings::new(Arc::new(MemorySettings::default()), None));
+    let play = Play::with(Arc::new(ModelEngine::new(clock.clone())), gated.clone(), clock);
     play.set("old", json!({ "queue": "old", "every": 60, "catch_up": "all" })).await;
     play.clock.advance(Duration::from_secs(86_400));
     play.set("now", json!({ "queue": "q", "every": 1 })).await;
     play.clock.advance(SECOND);
-    gated.hang_walks(true);
+    // It follows what is set before.
+    ok("look", play.scheduler.store.count().await);
+    gated.hang_scans(true);
     let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
     let late = tokio::spawn(scheduler::catch_up(play.scheduler.clone(), outage.clone(), stop.clone()));
     // It starts its pass before the other task starts.
     tokio::task::yield_now().await;
     let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
     ready(&play, "q", 1, "the other task has reported the overdue schedules").await;
-    gated.hang_walks(false);
+    gated.hang_scans(false);
     ready(&play, "old", 101, "one in time, and the newest hundred missed ones").await;
     stop.cancel();
     runs.await.expect("no panic").expect("it has a timer");
@@ -98,11 +100,7 @@ async fn a_backlog_is_caught_up_beside_what_is_due_and_by_another_server() {
     ok("look", play.scheduler.look().await);
     let begun = play.get("s").await.state.progress.backlog.len();
     assert!((1..=100).contains(&begun), "{begun} are left");
-    let other = Play {
-        scheduler: Arc::new(Play::scheduler(&play.engine)),
-        engine: play.engine.clone(),
-        clock: play.clock.clone(),
-    };
+    let other = play.other();
     let mut seconds = 0;
     while !other.get("s").await.state.progress.backlog.is_empty() {
         other.pass(SECOND).await;

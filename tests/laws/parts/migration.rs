@@ -1,36 +1,37 @@
 //! A migrating pool with one store unavailable. The laws cover the case of two healthy stores.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::scheduler::Play;
 use crate::gated::{Gated, State};
+use crate::gated_settings::GatedSettings;
 use crate::jobs::Named;
-use crate::schedules;
 use crate::stage::{
     Stage, VirtualStage, bodies, consume, job, job_key, manual_clock, ok, queue, queue_in, queue_list,
 };
 use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
+use dormouse::clock::ManualClock;
 use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::{Migration, PATIENCE};
 use dormouse::engine::{
-    DueList, Engine, Held, How, JobList, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Publication,
-    Published, Release, Revival, Revived, ScheduleList, SchedulePut, ScheduleState, ScheduleStep,
-    ScheduleThen, Size, Stepped, StoredSchedule, Tries,
+    Engine, Held, How, JobList, OnConflict, Once, Publication, Published, Release, Revival, Revived, Size,
+    Tries,
 };
-use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob};
 use dormouse::metrics::Metrics;
-use dormouse::name::{IdempotencyKey, PoolName, Queue};
+use dormouse::name::{IdempotencyKey, PoolName};
 use dormouse::process::tasks::Failure;
+use dormouse::schedule::Became;
+use serde_json::json;
 use tokio::time::Instant;
 
 const TTR: Duration = Duration::from_secs(60);
 
 async fn moving(old: &Arc<Gated<ModelEngine>>, new: &Arc<Gated<ModelEngine>>) -> Arc<dyn Engine> {
-    Arc::new(Migration::start(old.clone(), new.clone()).await.expect("both stores are there"))
+    Arc::new(Migration::start(old.clone(), new.clone()))
 }
 
 /// Two stores, and the pool that moves from the first to the second.
@@ -38,6 +39,7 @@ struct Move {
     old: Arc<Gated<ModelEngine>>,
     new: Arc<Gated<ModelEngine>>,
     pool: Arc<dyn Engine>,
+    clock: Arc<ManualClock>,
     /// To publish into each.
     stages: [VirtualStage; 2],
 }
@@ -49,7 +51,7 @@ impl Move {
         let (old, new) = (store(), store());
         let stages = [old.clone(), new.clone()].map(|engine| VirtualStage::new(engine, clock.clone(), ()));
         let pool = moving(&old, &new).await;
-        Move { old, new, pool, stages }
+        Move { old, new, pool, clock, stages }
     }
 
     async fn fill(&self) -> [NewJob; 2] {
@@ -202,7 +204,7 @@ async fn a_call_with_keys_of_both_stores_answers_for_each_in_order() {
         let drafts = [job(&queue("a"), "1"), job(&queue("a"), "2").key("k"), job(&queue("a"), "3").key("l")];
         let jobs = drafts.map(|draft| draft.placing(&pools.stages[1])).into();
         let key = IdempotencyKey::new(b"once").expect("short");
-        Publication { jobs, replaces: None, once: Some(Once { key, fingerprint: [1; 16] }) }
+        Publication { jobs, replaces: None, once: Some(Once::request(key, [1; 16])) }
     };
     let Published::Done(first) = ok("publish", pools.pool.publish(request()).await) else {
         panic!("it is the first")
@@ -271,37 +273,22 @@ async fn lists_show_the_jobs_and_queues_of_both_stores() {
             ok("publish", pools.stages[store].engine().publish(vec![new].into()).await);
         }
     }
-    ok("pause", pools.pool.pause(&queue_in("n", "e"), Pausing::UntilResumed).await);
     for limit in [1, 2, 3, 100] {
         let (mut shown, mut after) = (Vec::new(), None);
         loop {
             let page = pools.pool.list_queues(&queue_in("n", "a").namespace, after.as_ref(), limit).await;
             let page = ok("list_queues", page);
             assert!(page.queues.len() <= limit, "{} of {limit}", page.queues.len());
-            shown.extend(
-                page.queues
-                    .into_iter()
-                    .map(|view| (view.queue.name.to_string(), view.ready, view.paused.is_some())),
-            );
+            shown.extend(page.queues.into_iter().map(|view| (view.queue.name.to_string(), view.ready)));
             after = page.next;
             if after.is_none() {
                 break;
             }
         }
         let expected = [("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 2), ("f", 1)];
-        let expected = expected.map(|(name, ready)| (name.to_owned(), Some(ready), name == "e"));
+        let expected = expected.map(|(name, ready)| (name.to_owned(), Some(ready)));
         assert_eq!(shown, expected, "by {limit}");
     }
-}
-
-#[tokio::test]
-async fn both_stores_are_paused() {
-    let pools = Move::new().await;
-    pools.fill().await;
-    ok("pause", pools.pool.pause(&queue("a"), Pausing::UntilResumed).await);
-    assert_eq!(ok("consume", pools.consume(2).await), [""; 0]);
-    ok("resume", pools.pool.resume(&queue("a")).await);
-    assert_eq!(ok("consume", pools.consume(2).await), ["old", "new"]);
 }
 
 /// Guards against a worker that loses its job since a server with, or one without, `MigrateTo` has handed it out.
@@ -332,108 +319,6 @@ async fn a_receipt_is_good_with_each_server_that_has_the_jobs_store() {
     }
 }
 
-/// Waits until both stores have the same pauses, and returns them.
-async fn pauses_of(pools: &Move) -> BTreeMap<Queue, Pause> {
-    for _ in 0..100 {
-        let (old, new) = (ok("pauses", pools.old.pauses().await), ok("pauses", pools.new.pauses().await));
-        if old == new {
-            return old;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    let (old, new) = (ok("pauses", pools.old.pauses().await), ok("pauses", pools.new.pauses().await));
-    let differ = |queue: &&Queue| old.get(queue) != new.get(queue);
-    let differ: Vec<_> = old.keys().chain(new.keys()).filter(differ).collect();
-    panic!("after a second these are not paused equally in both stores: {differ:?}")
-}
-
-/// Guards against a queue paused in one store only: jobs of the other are delivered, or never again.
-#[tokio::test(start_paused = true)]
-async fn pauses_of_servers_that_know_one_store_hold_in_both() {
-    let pools = Move::new().await;
-    let a = queue("a");
-    for alone in [&pools.old, &pools.new] {
-        for time in [None, Some(TTR)] {
-            pools.fill().await;
-            let pause = ok("pause", alone.pause_for(&a, time).await);
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            assert_eq!(pauses_of(&pools).await, BTreeMap::from([(a.clone(), pause)]), "for {time:?}");
-            assert_eq!(ok("consume", pools.consume(2).await), [""; 0], "paused for {time:?}");
-            ok("resume", alone.resume(&a).await);
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            assert_eq!(pauses_of(&pools).await, BTreeMap::new(), "it was resumed");
-            assert_eq!(ok("consume", pools.consume(2).await), ["old", "new"]);
-        }
-    }
-}
-
-/// Guards against pauses from before the migration that take effect only after the first delivery, and against a resume
-/// or pause applied to one store because the other was unavailable.
-#[tokio::test(start_paused = true)]
-async fn a_pool_that_moves_begins_with_all_pauses() {
-    let pools = Move::new().await;
-    for n in 0..200 {
-        ok("pause", pools.old.pause(&queue(&format!("q{n}")), Pausing::UntilResumed).await);
-    }
-    ok("pause", pools.new.pause(&queue("new"), Pausing::For(TTR)).await);
-    let began = Instant::now();
-    let again = moving(&pools.old, &pools.new).await;
-    assert!(began.elapsed().is_zero(), "it begins with them");
-    assert_eq!(pauses_of(&pools).await.len(), 201, "the pauses of both stores");
-    assert_eq!(ok("pauses", again.pauses().await), pauses_of(&pools).await);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    pools.old.set(State::Away);
-    assert!(again.resume(&queue("q7")).await.is_err(), "half of it");
-    assert!(again.pause(&queue("q1000"), Pausing::UntilResumed).await.is_err(), "half of it");
-    pools.old.set(State::Up);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let paused = pauses_of(&pools).await;
-    assert_eq!(
-        (paused.contains_key(&queue("q7")), paused.contains_key(&queue("q1000"))),
-        (false, true),
-        "the rest of it is done once the store is back"
-    );
-}
-
-/// Guards against a namespace with more paused queues than one store takes: the pool would not start, and no other
-/// pause or resume would be copied.
-#[tokio::test(start_paused = true)]
-async fn pauses_that_one_store_has_no_room_for_hold_up_no_others() {
-    let pools = Move::new().await;
-    for n in 0..MAX_PAUSED {
-        ok("pause", pools.old.pause(&queue(&format!("old{n}")), Pausing::UntilResumed).await);
-    }
-    ok("pause", pools.new.pause(&queue("new"), Pausing::UntilResumed).await);
-    let again = moving(&pools.old, &pools.new).await;
-    assert_eq!(ok("pauses", again.pauses().await).len(), MAX_PAUSED + 1, "those of both");
-    let other = queue_in("other", "q");
-    let pause = ok("pause", pools.old.pause_for(&other, None).await);
-    let q = queue("old3");
-    ok("resume", pools.pool.resume(&q).await);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(ok("pauses", pools.new.pauses().await).get(&other), Some(&pause), "of another namespace");
-    for store in [&pools.old, &pools.new] {
-        assert!(!ok("pauses", store.pauses().await).contains_key(&q), "it was resumed");
-    }
-}
-
-/// Guards against a queue that is paused in one store although its pause was refused.
-#[tokio::test(start_paused = true)]
-async fn a_pause_that_one_store_refuses_is_done_in_neither() {
-    for full in [0, 1] {
-        let pools = Move::new().await;
-        let stores = [&pools.old, &pools.new];
-        for n in 0..MAX_PAUSED {
-            ok("pause", stores[full].pause(&queue(&format!("q{n}")), Pausing::UntilResumed).await);
-        }
-        let refused = pools.pool.pause(&queue("a"), Pausing::UntilResumed).await;
-        assert!(matches!(refused, Err(Error::TooManyPaused(_))), "store {full} is full: {refused:?}");
-        for store in stores {
-            assert!(!ok("pauses", store.pauses().await).contains_key(&queue("a")), "store {full} is full");
-        }
-    }
-}
-
 /// Guards against a repeated request that has another effect after the job that the first one met in the old store was
 /// deleted.
 #[tokio::test]
@@ -448,7 +333,7 @@ async fn what_a_request_met_in_the_old_store_is_remembered() {
         let request = || {
             let key = IdempotencyKey::new(b"once").expect("short");
             let jobs = vec![job(&queue("a"), "new").key_or("k", conflict).placing(&pools.stages[1])];
-            Publication { jobs, replaces: None, once: Some(Once { key, fingerprint: [1; 16] }) }
+            Publication { jobs, replaces: None, once: Some(Once::request(key, [1; 16])) }
         };
         let Published::Done(first) = ok("publish", pools.pool.publish(request()).await) else {
             panic!("it is the first")
@@ -808,359 +693,64 @@ async fn a_poll_gets_a_job_of_the_new_store_while_the_old_one_hangs() {
     assert!(published.elapsed() <= 2 * PATIENCE, "it came after {:?}", published.elapsed());
 }
 
-/// What a schedule is due for in these tests: long ago.
-const PAST: u64 = 1_000_000_000_000;
-
-impl Move {
-    /// Makes a schedule in the old store that has placed a job there.
-    async fn schedule(&self, name: &str) -> StoredSchedule {
-        let id = schedules::schedule(name);
-        let job = job(&queue("q"), "of old").placing(&self.stages[0]);
-        let job = Some(Publication { jobs: vec![job], replaces: None, once: None });
-        let put = SchedulePut { job, ..schedules::new(Some(PAST)) };
-        let then = ScheduleThen::Put(Box::new(put));
-        let step = ScheduleStep { id: id.clone(), expected: None, then };
-        let stepped = ok("step_schedule", self.old.step_schedule(step).await);
-        assert!(matches!(stepped, Stepped::Done { landed: Some(_), .. }), "{stepped:?}");
-        read(&*self.old, name).await.expect("it is there")
-    }
-
-    /// Marks it as a server does that is killed then.
-    async fn mark(&self, schedule: &StoredSchedule) {
-        let put = SchedulePut {
-            state: ScheduleState::Moved,
-            progress: schedule.progress.clone(),
-            landed: schedule.landed,
-            ..schedules::put(Some((1 << 53) - 1))
-        };
-        let (id, expected) = (schedule.id.clone(), Some(schedule.version));
-        let step = ScheduleStep { id, expected, then: ScheduleThen::Put(Box::new(put)) };
-        let stepped = ok("step_schedule", self.old.step_schedule(step).await);
-        assert!(matches!(stepped, Stepped::Done { .. }), "{stepped:?}");
-    }
-}
-
-async fn read(engine: &dyn Engine, name: &str) -> Option<StoredSchedule> {
-    let list = ScheduleList::One(schedules::schedule(name).name);
-    ok("list_schedules", engine.list_schedules(&queue("q").namespace, list).await).schedules.pop()
-}
-
-async fn due(engine: &dyn Engine) -> Vec<StoredSchedule> {
-    ok("due_schedules", engine.due_schedules(DueList::Now(100)).await).schedules
-}
-
-/// Guards against a schedule placed from two stores, and against one that loses its history.
-#[tokio::test]
-async fn a_schedule_moves_once_with_what_has_become_of_it() {
-    let pool = Move::new().await;
-    let before = pool.schedule("s").await;
-    assert_eq!(due(&*pool.old).await.len(), 1, "it is due in the old store");
-    let moved = due(&*pool.pool).await;
-    assert_eq!(moved.len(), 1, "and in the new one: {moved:?}");
-    let after = &moved[0];
-    assert_eq!((after.version.revision, after.landed), (before.version.revision, before.landed));
-    assert_eq!((&after.setting, &after.progress), (&before.setting, &before.progress));
-    assert_eq!(due(&*pool.old).await, [], "it is not placed from the old store");
-    let mark = read(&*pool.old, "s").await.expect("its mark stays");
-    assert_eq!((mark.state, mark.next, mark.setting.text.len()), (ScheduleState::Moved, None, 0), "{mark:?}");
-    assert_eq!(due(&*pool.pool).await.len(), 1, "once");
-}
-
-/// Guards against a schedule that is in neither store after a kill between the two.
-#[tokio::test]
-async fn a_move_that_was_cut_off_is_finished_at_the_next_look() {
-    for written in [false, true] {
-        let pool = Move::new().await;
-        let before = pool.schedule("s").await;
-        pool.mark(&before).await;
-        if written {
-            let put = SchedulePut {
-                revision: Some(before.version.revision),
-                setting: Some(before.setting.clone()),
-                landed: before.landed,
-                ..schedules::put(Some(0))
-            };
-            let then = ScheduleThen::Put(Box::new(put));
-            let step = ScheduleStep { id: before.id.clone(), expected: None, then };
-            ok("step_schedule", pool.new.step_schedule(step).await);
-        }
-        let shown = read(&*pool.pool, "s").await.expect("it is shown");
-        assert_eq!((shown.version.revision, shown.landed), (before.version.revision, before.landed));
-        due(&*pool.pool).await;
-        let mark = read(&*pool.old, "s").await.expect("its mark stays");
-        assert_eq!((mark.state, mark.next), (ScheduleState::Moved, None), "written: {written}");
-    }
-}
-
-/// Guards against a schedule that reappears because of its mark.
-#[tokio::test]
-async fn a_schedule_that_was_deleted_after_its_move_stays_so() {
-    let pool = Move::new().await;
-    pool.schedule("s").await;
-    let there = read(&*pool.pool, "s").await.expect("it is shown");
-    let (id, expected) = (there.id.clone(), Some(there.version));
-    let delete = ScheduleStep { id, expected, then: ScheduleThen::Delete };
-    assert!(matches!(pool.pool.step_schedule(delete).await, Ok(Stepped::Done { .. })), "it goes");
-    assert_eq!((read(&*pool.pool, "s").await, due(&*pool.pool).await), (None, vec![]));
-    // A server that knows only the old store creates it again: it migrates too.
-    pool.schedule("s").await;
-    assert_eq!(due(&*pool.pool).await.len(), 1, "it is due again");
-}
-
-/// Guards against an unavailable old store that stops migrated schedules.
-#[tokio::test]
-async fn schedules_that_have_moved_need_no_old_store() {
-    let pool = Move::new().await;
-    pool.schedule("s").await;
-    assert_eq!(due(&*pool.pool).await.len(), 1, "it moves");
-    pool.old.set(State::Away);
-    let of = due(&*pool.pool).await.pop().expect("it is due");
-    let then = ScheduleThen::Put(Box::new(schedules::put(None)));
-    let step = ScheduleStep { id: of.id, expected: Some(of.version), then };
-    assert!(matches!(pool.pool.step_schedule(step).await, Ok(Stepped::Done { .. })), "it is placed");
-    let then = ScheduleThen::Put(Box::new(schedules::new(None)));
-    let new = ScheduleStep { id: schedules::schedule("new"), expected: None, then };
-    assert!(pool.pool.step_schedule(new).await.is_err(), "it is unknown whether the old store has it");
+/// A scheduler of a pool that moves.
+fn scheduler_of(pools: &Move) -> Play {
+    Play::on(pools.pool.clone(), pools.clock.clone())
 }
 
 /// Guards against two of a kind at once, since the key of the job before is in the other store.
 #[tokio::test]
 async fn overlap_counts_jobs_of_the_old_store() {
-    for (conflict, runs) in [
-        (OnConflict::Keep, false),
-        (OnConflict::Keep, true),
-        (OnConflict::Fail, false),
-        (OnConflict::Replace, false),
-        (OnConflict::Replace, true),
-    ] {
+    for (overlap, runs) in [("skip", false), ("skip", true), ("replace", false), ("replace", true)] {
         let pools = Move::new().await;
         let Published::Done(placed) =
             publish_keyed(&*pools.old, &pools.stages[0], "old", OnConflict::Fail).await
         else {
             panic!("it is the first")
         };
-        let old = placed[0].id;
         if runs {
             ok("consume", pools.consume(1).await);
         }
-        let job = job(&queue("a"), "new").key_or("k", conflict).placing(&pools.stages[1]);
-        let job = Some(Publication { jobs: vec![job], replaces: None, once: None });
-        let setting = schedules::setting("a", "set");
-        let put = SchedulePut { job, setting: Some(setting), ..schedules::put(Some(PAST)) };
-        let then = ScheduleThen::Put(Box::new(put));
-        let step = ScheduleStep { id: schedules::schedule("s"), expected: None, then };
-        let stepped = ok("step_schedule", pools.pool.step_schedule(step).await);
-        let what = format!("{conflict:?}, runs: {runs}: {stepped:?}");
-        match (conflict, &stepped) {
-            (OnConflict::Fail, Stepped::NotPlaced(Published::Conflict { id, .. })) => {
-                assert_eq!(*id, old, "{what}");
-            }
-            (OnConflict::Keep, Stepped::Done { landed: Some(landed), .. }) => {
-                assert_eq!((landed.placed.id, landed.placed.how), (old, How::Duplicate), "{what}");
-            }
-            (OnConflict::Replace, Stepped::Done { landed: Some(landed), .. }) => {
-                let how = if runs { How::New } else { How::Replaced(old) };
-                assert_eq!(landed.placed.how, how, "{what}");
-                assert_eq!(
-                    ok("consume", pools.consume(9).await),
-                    ["new"],
-                    "the old job is deleted or running: {what}"
-                );
-            }
-            _ => panic!("{what}"),
-        }
-    }
-}
-
-/// Guards against a schedule that is in neither store after a pool has migrated back, because its mark exists.
-#[tokio::test]
-async fn a_schedule_comes_back_with_a_pool_that_moves_back() {
-    let pool = Move::new().await;
-    let before = pool.schedule("s").await;
-    assert_eq!(due(&*pool.pool).await.len(), 1, "it moves");
-    for (from, to) in [(&pool.new, &pool.old), (&pool.old, &pool.new)] {
-        let moves = moving(from, to).await;
-        let came = due(&*moves).await;
-        assert_eq!(came.len(), 1, "it moves again: {came:?}");
-        let came = &came[0];
-        assert_eq!((came.version.revision, came.landed), (before.version.revision, before.landed));
-        assert_eq!((&came.setting, &came.progress), (&before.setting, &before.progress));
-        let mark = read(&**from, "s").await.expect("its mark stays");
-        assert_eq!((mark.state, mark.next), (ScheduleState::Moved, None), "{mark:?}");
-        assert_eq!(due(&**to).await.len(), 1, "once");
-    }
-}
-
-/// Guards against a name that stays unusable because one store says that its schedule is in the other.
-#[tokio::test]
-async fn the_name_of_a_schedule_that_was_deleted_after_its_move_is_free_when_the_pool_moves_back() {
-    let pool = Move::new().await;
-    pool.schedule("s").await;
-    assert_eq!(due(&*pool.pool).await.len(), 1, "it moves");
-    // By a server that knows the new store alone.
-    let there = read(&*pool.new, "s").await.expect("it has arrived");
-    let delete = ScheduleStep { id: there.id, expected: Some(there.version), then: ScheduleThen::Delete };
-    assert!(matches!(pool.new.step_schedule(delete).await, Ok(Stepped::Done { .. })), "it goes");
-    let back = moving(&pool.new, &pool.old).await;
-    assert_eq!(read(&*back, "s").await, None, "neither store has it");
-    let then = ScheduleThen::Put(Box::new(schedules::new(None)));
-    let new = ScheduleStep { id: schedules::schedule("s"), expected: None, then };
-    assert!(matches!(back.step_schedule(new).await, Ok(Stepped::Done { .. })), "it is made anew");
-}
-
-/// Guards against servers of two rounds that move a schedule to and fro, or lose it between them.
-#[tokio::test(start_paused = true)]
-async fn a_schedule_stays_where_the_server_that_began_later_has_moved_it() {
-    let pool = Move::new().await;
-    let stage: &dyn Stage = &pool.stages[0];
-    // Of the first round: publishes go to the old store.
-    let earlier = moving(&pool.new, &pool.old).await;
-    pool.schedule("s").await;
-    assert_eq!(due(&*earlier).await.len(), 1, "it is where it was");
-    for look in 0..5 {
-        stage.pass(Duration::from_secs(1)).await;
-        assert_eq!(due(&*pool.pool).await.len(), 1, "look {look}: it has moved");
-        assert_eq!(due(&*earlier).await, [], "look {look}: it is left there");
-    }
-    let there = read(&*pool.new, "s").await.expect("it is there");
-    assert_ne!(there.state, ScheduleState::Moved, "{there:?}");
-    // The later store is gone: the schedule must still be placed.
-    stage.pass(Duration::from_secs(600)).await;
-    tokio::time::sleep(Duration::from_secs(61)).await;
-    assert_eq!(due(&*earlier).await.len(), 1, "it moves back");
-}
-
-/// Guards against mistaking a schedule in transit for one whose move was interrupted.
-#[tokio::test(start_paused = true)]
-async fn a_schedule_on_its_way_is_let_arrive_by_who_moves_the_other_way() {
-    for is_cut_off in [false, true] {
-        let pool = Move::new().await;
-        let back = moving(&pool.new, &pool.old).await;
-        due(&*back).await;
-        let before = pool.schedule("s").await;
-        let stage: &dyn Stage = &pool.stages[0];
-        stage.pass(Duration::from_secs(1)).await;
-        // Found, read, marked and written: all but the last mark.
-        pool.old.set_calls_left(Some(3)).await;
-        due(&*pool.pool).await;
-        assert!(read(&*pool.new, "s").await.is_some(), "it was written");
-        pool.old.set_calls_left(None).await;
-        let other = pool.pool.clone();
-        let arrives = tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            if !is_cut_off {
-                due(&*other).await;
-            }
-        });
-        due(&*back).await;
-        arrives.await.expect("it does not panic");
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        due(&*back).await;
-        let [old, new] = [read(&*pool.old, "s").await, read(&*pool.new, "s").await];
-        let [old, new] = [old, new].map(|found| found.expect("a schedule or its mark"));
-        let (there, mark) = if is_cut_off { (old, new) } else { (new, old) };
-        assert_eq!((mark.state, mark.next), (ScheduleState::Moved, None), "cut off: {is_cut_off}: {mark:?}");
-        assert_eq!(
-            (there.state, there.setting),
-            (ScheduleState::On, before.setting),
-            "cut off: {is_cut_off}"
-        );
-    }
-}
-
-/// Guards against a deleted schedule that reappears from a move interrupted before its last step.
-#[tokio::test]
-async fn a_schedule_that_is_deleted_in_the_middle_of_its_move_stays_so() {
-    for is_away in [false, true] {
-        let pool = Move::new().await;
-        let before = pool.schedule("s").await;
-        pool.mark(&before).await;
-        let put = SchedulePut {
-            revision: Some(before.version.revision),
-            setting: Some(before.setting.clone()),
-            landed: before.landed,
-            ..schedules::put(Some(0))
-        };
-        let then = ScheduleThen::Put(Box::new(put));
-        let step = ScheduleStep { id: before.id.clone(), expected: None, then };
-        ok("step_schedule", pool.new.step_schedule(step).await);
-        let there = read(&*pool.new, "s").await.expect("it has arrived");
-        if is_away {
-            pool.old.set(State::Away);
-        }
-        let delete =
-            ScheduleStep { id: there.id.clone(), expected: Some(there.version), then: ScheduleThen::Delete };
-        let deleted = pool.pool.step_schedule(delete).await;
-        pool.old.set(State::Up);
-        if is_away {
-            assert!(matches!(deleted, Err(Error::Away(_))), "it would come back: {deleted:?}");
-            assert_eq!(due(&*pool.pool).await.len(), 1, "nothing was done");
+        let play = scheduler_of(&pools);
+        let setting = json!({ "queue": "a", "every": 10, "text": "new", "overlap": overlap, "key": "k" });
+        play.set("s", setting).await;
+        play.pass(Duration::from_secs(10)).await;
+        let entry = play.history("s").await.pop().expect("it is decided");
+        let what = format!("{overlap}, runs: {runs}: {entry:?}");
+        if overlap == "skip" {
+            assert_eq!(entry.outcome, Became::Skipped, "{what}");
+            assert_eq!(entry.job_id, Some(placed[0].id.to_string()), "the one that lives: {what}");
         } else {
-            assert!(matches!(deleted, Ok(Stepped::Done { .. })), "{deleted:?}");
-            assert_eq!((read(&*pool.pool, "s").await, due(&*pool.pool).await), (None, vec![]), "it is gone");
-            assert_eq!(read(&*pool.old, "s").await, None, "and its name is free there too");
+            assert_eq!(entry.outcome, Became::Placed, "{what}");
+            assert_eq!(
+                ok("consume", pools.consume(9).await),
+                ["new"],
+                "the old job is deleted or runs: {what}"
+            );
         }
     }
 }
 
-/// Guards against the same where all had moved before, and a server that knows the old store alone has added one.
-#[tokio::test(start_paused = true)]
-async fn one_that_is_added_later_and_deleted_in_the_middle_of_its_move_stays_so() {
-    let pool = Move::new().await;
-    assert_eq!(due(&*pool.pool).await, [], "all have moved, since there were none");
-    pool.schedule("s").await;
-    // It is found, read, marked and written, and then the old store becomes unavailable.
-    pool.old.set_calls_left(Some(3)).await;
-    let list = async || {
-        let list = ScheduleList::Page { prefix: String::new(), after: None, limit: 10, bodies: false };
-        pool.pool.list_schedules(&queue("q").namespace, list).await
-    };
-    let listed = list().await;
-    let there = read(&*pool.new, "s").await.unwrap_or_else(|| panic!("it has arrived: {listed:?}"));
-    let delete =
-        ScheduleStep { id: there.id.clone(), expected: Some(there.version), then: ScheduleThen::Delete };
-    let deleted = pool.pool.step_schedule(delete).await;
-    assert!(matches!(deleted, Err(Error::Away(_))), "it would come back: {deleted:?}");
-    pool.old.set_calls_left(None).await;
-    assert_eq!(ok("list_schedules", list().await).schedules.len(), 1, "nothing was done");
-    let mark = read(&*pool.old, "s").await.expect("its mark stays");
-    assert_eq!((mark.state, mark.next), (ScheduleState::Moved, None), "and its move is finished");
-    let there = read(&*pool.pool, "s").await.expect("it is shown");
-    let delete =
-        ScheduleStep { id: there.id.clone(), expected: Some(there.version), then: ScheduleThen::Delete };
-    assert!(matches!(pool.pool.step_schedule(delete).await, Ok(Stepped::Done { .. })), "now it goes");
-    assert_eq!((read(&*pool.pool, "s").await, due(&*pool.pool).await), (None, vec![]), "for good");
-}
-
-/// Guards against a hanging old store that delays due schedules.
-#[tokio::test(start_paused = true)]
-async fn an_old_store_that_hangs_delays_no_look() {
-    let pool = Move::new().await;
-    pool.schedule("s").await;
-    assert_eq!(due(&*pool.pool).await.len(), 1, "it moves");
-    pool.old.set(State::Hangs);
-    due(&*pool.pool).await;
-    tokio::time::sleep(2 * PATIENCE).await;
-    for look in 0..10 {
-        let began = Instant::now();
-        assert_eq!(due(&*pool.pool).await.len(), 1, "it is due");
-        assert!(began.elapsed() < Duration::from_millis(5), "look {look} took {:?}", began.elapsed());
-        // A step that must know the holder of a key does not wait either.
-        let job = job(&queue("q"), "new").key_or("k", OnConflict::Keep).placing(&pool.stages[1]);
-        let job = Some(Publication { jobs: vec![job], replaces: None, once: None });
-        let of = read(&*pool.new, "s").await.expect("it has moved");
-        let then = ScheduleThen::Put(Box::new(SchedulePut { job, ..schedules::put(Some(PAST)) }));
-        let step = ScheduleStep { id: of.id, expected: Some(of.version), then };
-        let stepped = pool.pool.step_schedule(step).await;
-        assert!(matches!(stepped, Err(Error::Away(_))), "the outcome is unknown: {stepped:?}");
-        assert!(began.elapsed() < Duration::from_millis(5), "step {look} took {:?}", began.elapsed());
-        tokio::time::sleep(2 * PATIENCE).await;
-    }
-    pool.old.set(State::Up);
-    pool.schedule("t").await;
-    for _ in 0..5 {
-        due(&*pool.pool).await;
-        tokio::time::sleep(PATIENCE).await;
-    }
-    assert_eq!(due(&*pool.pool).await.len(), 2, "a new schedule moves again");
+/// Guards against an unavailable old store that stops schedules, and against an occurrence that comes twice because it is
+/// published before the move and again after it.
+#[tokio::test]
+async fn schedules_need_no_old_store() {
+    let pools = Move::new().await;
+    let play = scheduler_of(&pools);
+    play.set("s", json!({ "queue": "a", "every": 10, "text": "job" })).await;
+    pools.old.set(State::Away);
+    play.pass(Duration::from_secs(10)).await;
+    assert_eq!(play.outcomes("s").await, [(10_000, Became::Placed)], "without the old store");
+    pools.old.set(State::Up);
+    // A server that knows the old store alone publishes the next one, and dies before it writes that down.
+    let alone = Play::with(pools.old.clone(), play.settings.clone(), pools.clock.clone());
+    let settings = GatedSettings::new(play.settings.clone(), None);
+    let dies = Play::with(pools.old.clone(), settings.clone(), pools.clock.clone());
+    pools.clock.advance(Duration::from_secs(11));
+    settings.refuse_puts(usize::MAX);
+    let _ = dies.scheduler.look().await;
+    assert_eq!(alone.outcomes("s").await.len(), 1, "it is not written down");
+    play.pass(Duration::from_secs(1)).await;
+    assert_eq!(play.outcomes("s").await.len(), 2, "the next server goes on");
+    assert_eq!(ok("consume", pools.consume(9).await), ["job", "job"], "one job each");
 }

@@ -5,6 +5,7 @@ mod dispatch;
 mod late;
 mod metered;
 mod migration;
+mod pauses;
 mod push;
 mod push_stage;
 mod quotas;

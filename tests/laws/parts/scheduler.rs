@@ -3,26 +3,33 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dormouse::clock::{ManualClock, Millis};
+use dormouse::admin::quotas::QuotaManager;
+use dormouse::clock::{ManualClock, Millis, SystemClock};
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
-use dormouse::engine::{
-    Engine, JobList, Quota, Quotas, ScheduleBounds, ScheduleId, ScheduleList, SchedulePut, ScheduleSetting,
-    ScheduleState, ScheduleStep, ScheduleThen,
-};
+use dormouse::engine::{Engine, JobList, Quota, Quotas, together};
 use dormouse::job::{JobState, JobView};
 use dormouse::metrics::Metrics;
-use dormouse::name::PoolName;
+use dormouse::name::{Namespace, PoolName, ScheduleName};
 use dormouse::outage::Outage;
 use dormouse::schedule::{Became, Entry, Given, JobDefaults, Zones, job_id};
-use dormouse::scheduler::{self, Changed, Condition, FoundSchedule, NotChanged, Run, Schedule, Scheduler};
+use dormouse::scheduler::{
+    self, Changed, Condition, FoundSchedule, NotChanged, Run, Schedule, ScheduleBounds, ScheduleId,
+    SchedulePut, ScheduleSetting, ScheduleState, ScheduleStep, ScheduleStore, Scheduler, Stepped,
+    StoredSchedule,
+};
+use dormouse::settings::SettingsStore;
+use dormouse::settings::disk::DiskSettings;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
+use crate::admin_stage::MemoryAdmin;
 use crate::gated::Gated;
-use crate::schedules::schedule;
+use crate::gated_settings::GatedSettings;
+use crate::settings_stage::MemorySettings;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
@@ -30,9 +37,22 @@ use crate::support::model::ModelEngine;
 const SECOND: Duration = Duration::from_secs(1);
 const BOUNDS: ScheduleBounds = ScheduleBounds { of_namespace: 10_000, of_pool: 10_000 };
 
+/// The schedule `name` of namespace `ns`.
+pub fn schedule(name: &str) -> ScheduleId {
+    let namespace = Namespace::parse("ns").expect("a name");
+    ScheduleId { namespace, name: ScheduleName::parse(name).expect("a name of a schedule") }
+}
+
+fn no_quotas() -> Arc<QuotaManager> {
+    let store = MemoryAdmin::new(Arc::new(SystemClock::default()));
+    QuotaManager::new(store, Outage::new("the quotas"), std::iter::empty())
+}
+
+/// A server: its scheduler on stores that it may share with others.
 pub struct Play {
     pub clock: Arc<ManualClock>,
     pub engine: Arc<dyn Engine>,
+    pub settings: Arc<dyn SettingsStore>,
     pub scheduler: Arc<Scheduler>,
 }
 
@@ -43,18 +63,49 @@ impl Play {
     }
 
     pub fn on(engine: Arc<dyn Engine>, clock: Arc<ManualClock>) -> Play {
-        let scheduler = Arc::new(Play::scheduler(&engine));
-        Play { clock, engine, scheduler }
+        Play::with(engine, Arc::new(MemorySettings::default()), clock)
     }
 
-    pub fn scheduler(engine: &Arc<dyn Engine>) -> Scheduler {
-        Play::scheduler_in(engine, Zones::bundled())
+    /// A server on these stores.
+    pub fn with(engine: Arc<dyn Engine>, settings: Arc<dyn SettingsStore>, clock: Arc<ManualClock>) -> Play {
+        static SERVERS: AtomicUsize = AtomicUsize::new(0);
+        let server = SERVERS.fetch_add(1, Ordering::Relaxed).to_string();
+        Play::called(&server, engine, settings, clock)
     }
 
-    fn scheduler_in(engine: &Arc<dyn Engine>, zones: Zones) -> Scheduler {
+    /// A server of this name.
+    fn called(
+        server: &str,
+        engine: Arc<dyn Engine>,
+        settings: Arc<dyn SettingsStore>,
+        clock: Arc<ManualClock>,
+    ) -> Play {
+        let scheduler = Arc::new(Play::scheduler(server, &engine, &settings, Zones::bundled()));
+        Play { clock, engine, settings, scheduler }
+    }
+
+    /// Another server on the same stores.
+    pub fn other(&self) -> Play {
+        Play::with(self.engine.clone(), self.settings.clone(), self.clock.clone())
+    }
+
+    /// The same, with another database of time zones.
+    fn other_in(&self, zones: Zones) -> Play {
+        let scheduler = Arc::new(Play::scheduler("other zones", &self.engine, &self.settings, zones));
+        Play { scheduler, ..self.other() }
+    }
+
+    fn scheduler(
+        server: &str,
+        engine: &Arc<dyn Engine>,
+        settings: &Arc<dyn SettingsStore>,
+        zones: Zones,
+    ) -> Scheduler {
         let (pool, zones) = (PoolName::default_pool(), Arc::new(zones));
         let metrics = Metrics::default().of_schedules(&pool);
-        Scheduler::new(pool, engine.clone(), zones, BOUNDS, metrics)
+        let of_settings = (settings.clone(), Outage::new("the settings"));
+        let store = ScheduleStore::new(&pool, of_settings, (engine.clone(), no_quotas()), server);
+        Scheduler::new(pool, engine.clone(), store, zones, BOUNDS, metrics)
     }
 
     pub async fn set(&self, name: &str, setting: Value) -> Changed {
@@ -70,7 +121,7 @@ impl Play {
     }
 
     /// Looks until nothing more is due.
-    async fn look(&self) {
+    pub async fn look(&self) {
         for _ in 0..1000 {
             if !ok("look", self.scheduler.look().await).is_zero() {
                 return;
@@ -85,11 +136,11 @@ impl Play {
     }
 
     /// What became of a schedule's occurrences, the oldest first.
-    async fn history(&self, name: &str) -> Vec<Entry> {
+    pub async fn history(&self, name: &str) -> Vec<Entry> {
         self.get(name).await.state.history.entries.into_iter().rev().collect()
     }
 
-    async fn outcomes(&self, name: &str) -> Vec<(Millis, Became)> {
+    pub async fn outcomes(&self, name: &str) -> Vec<(Millis, Became)> {
         self.history(name).await.into_iter().map(|entry| (entry.due - START, entry.outcome)).collect()
     }
 
@@ -110,7 +161,7 @@ async fn occurrences_are_placed_in_time_and_once() {
     play.pass(Duration::from_millis(1)).await;
     for _ in 0..4 {
         // Another server looks too.
-        let other = Play::on(play.engine.clone(), play.clock.clone());
+        let other = play.other();
         tokio::join!(play.look(), other.look());
         play.pass(Duration::from_secs(10)).await;
     }
@@ -302,25 +353,132 @@ async fn what_is_due_now_goes_before_what_is_caught_up() {
     assert_eq!(ok("size", play.engine.ready(&queue("old")).await), 1500, "which come too");
 }
 
-/// Guards against an occurrence placed in two steps: a crash in between would store an unrecorded job.
+/// Guards against an occurrence that a death between any two calls loses or doubles, and against one that a second server
+/// places again because the job was acked meanwhile.
 #[tokio::test]
-async fn a_death_after_any_call_leaves_the_job_and_its_schedule_as_one() {
-    for calls in 0..6 {
+async fn a_death_after_any_call_loses_and_doubles_nothing() {
+    let mut between = 0;
+    for calls in 0..12 {
         let clock = manual_clock();
         let gated = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
-        let engine: Arc<dyn Engine> = gated.clone();
-        let play = Play { scheduler: Arc::new(Play::scheduler(&engine)), engine, clock };
+        let settings = GatedSettings::new(Arc::new(MemorySettings::default()), Some(gated.clone()));
+        let play = Play::with(gated.clone(), settings, clock);
         play.set("s", json!({ "queue": "q", "every": 10 })).await;
-        play.clock.advance(Duration::from_secs(10));
+        play.clock.advance(SECOND * 10);
         gated.set_calls_left(Some(calls)).await;
         let _ = play.scheduler.look().await; // it dies here, or has come to its end
         gated.set_calls_left(None).await;
-        let (jobs, outcomes) = (play.jobs().await.len(), play.outcomes("s").await.len());
-        assert_eq!(jobs, outcomes, "jobs and history entries, after {calls} calls");
-        play.look().await;
-        assert_eq!(play.outcomes("s").await, [(10_000, Became::Placed)], "after {calls} calls");
-        assert_eq!(play.jobs().await.len(), 1, "its job, after {calls} calls");
+        let (jobs, outcomes) = (play.jobs().await, play.outcomes("s").await.len());
+        assert!(
+            outcomes <= jobs.len() && jobs.len() <= 1,
+            "after {calls} calls: {outcomes} of {}",
+            jobs.len()
+        );
+        between += jobs.len() - outcomes;
+        for job in &jobs {
+            ok("ack", play.engine.ack(&queue("q"), &[(job.id, None)]).await);
+        }
+        for n in 0..2 {
+            play.clock.advance(SECOND);
+            play.other().look().await;
+            assert_eq!(
+                play.outcomes("s").await,
+                [(10_000, Became::Placed)],
+                "{calls} calls, then server {n}"
+            );
+        }
+        assert_eq!(play.jobs().await.len(), 1 - jobs.len(), "after {calls} calls: one job in all");
     }
+    assert!(between > 0, "no server has died between publish and put");
+}
+
+/// Guards against a server that takes up what another one has placed, and against a death of two of three.
+#[tokio::test]
+async fn three_servers_place_each_occurrence_once() {
+    let play = Play::new();
+    play.set("s", json!({ "queue": "q", "every": 1 })).await;
+    let mut servers = vec![play.other(), play.other(), play.other()];
+    for second in 0..30 {
+        play.clock.advance(SECOND);
+        if second == 10 || second == 20 {
+            servers.pop();
+        }
+        together::all(servers.iter().map(|server| server.scheduler.look())).await;
+    }
+    play.clock.advance(SECOND / 2);
+    servers[0].look().await;
+    let counts = play.get("s").await.state.history.counts;
+    assert_eq!(counts.get(&Became::Placed), Some(&30), "{counts:?}");
+    assert_eq!(play.jobs().await.len(), 30, "one job each");
+}
+
+/// Guards against an occurrence that a server places after its schedule was deleted or paused by another one.
+#[tokio::test]
+async fn what_another_server_has_deleted_or_paused_is_not_placed() {
+    let play = Play::new();
+    for name in ["deleted", "paused", "goes on"] {
+        play.set(&name.replace(' ', "-"), json!({ "queue": "q", "every": 10 })).await;
+    }
+    let other = play.other();
+    ok("look", other.scheduler.look().await.map(drop));
+    let (id, condition) = (schedule("deleted"), Condition::default());
+    play.scheduler.delete(&id, &condition).await.expect("it is deleted");
+    play.scheduler.pause(&schedule("paused"), None).await.expect("it is paused");
+    // The other one has not heard of it yet.
+    other.clock.advance(SECOND * 11);
+    other.look().await;
+    let ids: Vec<String> =
+        other.history("goes-on").await.into_iter().filter_map(|entry| entry.job_id).collect();
+    let jobs: Vec<String> = other.jobs().await.iter().map(|job| job.id.to_string()).collect();
+    assert_eq!(jobs, ids, "jobs of the one that goes on alone");
+    assert_eq!(jobs.len(), 1);
+}
+
+/// Guards against a schedule that gets the revision of a deleted one of its name: who knows that one would change this one.
+#[tokio::test]
+async fn a_revision_is_never_used_twice() {
+    let play = Play::new();
+    let revision = async |play: &Play| play.get("s").await.version.revision;
+    for every in [10, 20, 30] {
+        play.set("s", json!({ "queue": "q", "every": every })).await;
+    }
+    let last = revision(&play).await;
+    assert_eq!(last, 3, "each change has one");
+    play.scheduler.delete(&schedule("s"), &Condition::default()).await.expect("it is deleted");
+    let other = play.other();
+    other.set("s", json!({ "queue": "q", "every": 10 })).await;
+    assert!(revision(&other).await > last, "{} after {last}", revision(&other).await);
+}
+
+/// Guards against a namespace or a pool with more schedules than it may have.
+#[tokio::test]
+async fn schedules_are_bounded() {
+    let play = Play::new();
+    let of = json!({ "queue": "q", "every": 10 });
+    let defaults = JobDefaults { tries: std::num::NonZeroU16::MIN, ttl: None };
+    let set = async |play: &Play, name: &str, bounds: ScheduleBounds| {
+        let of_settings = (play.settings.clone(), Outage::new("the settings"));
+        let pool = PoolName::default_pool();
+        let store = ScheduleStore::new(&pool, of_settings, (play.engine.clone(), no_quotas()), name);
+        let metrics = Metrics::default().of_schedules(&pool);
+        let zones = play.scheduler.zones.clone();
+        let scheduler = Scheduler::new(pool, play.engine.clone(), store, zones, bounds, metrics);
+        let id = schedule(name);
+        let given = Given::parse(&id.name, &of, &scheduler.zones, &defaults).expect("a good setting");
+        scheduler.set(&id, &given, &Condition::default(), Run::Real).await.map(|(changed, ..)| changed)
+    };
+    let bounds = |of_namespace, of_pool| ScheduleBounds { of_namespace, of_pool };
+    for name in ["a", "b"] {
+        assert!(matches!(set(&play, name, bounds(2, 9)).await, Ok(Changed::Created)), "{name} of two");
+    }
+    for (of_namespace, of_pool) in [(2, 9), (9, 2)] {
+        let third = set(&play, "c", bounds(of_namespace, of_pool)).await;
+        assert!(matches!(third, Err(NotChanged::TooMany)), "a third one: {third:?}");
+        let known = set(&play, "a", bounds(of_namespace, of_pool)).await;
+        assert!(matches!(known, Ok(Changed::Unchanged)), "one that is there: {known:?}");
+    }
+    play.scheduler.delete(&schedule("a"), &Condition::default()).await.expect("it is deleted");
+    assert!(matches!(set(&play, "c", bounds(2, 2)).await, Ok(Changed::Created)), "there is room again");
 }
 
 /// Guards against a full store that hides missed occurrences, since one is in time at each check.
@@ -380,13 +538,11 @@ async fn a_change_decides_all_that_is_due_before() {
 /// Guards against a store that refuses for a moment: the job is tried again until its deadline.
 #[tokio::test]
 async fn a_store_that_refuses_for_a_moment_loses_nothing() {
-    let clock = manual_clock();
-    let gated = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
-    let engine: Arc<dyn Engine> = gated.clone();
-    let play = Play { scheduler: Arc::new(Play::scheduler(&engine)), engine, clock };
+    let (clock, gated) = (manual_clock(), GatedSettings::new(Arc::new(MemorySettings::default()), None));
+    let play = Play::with(Arc::new(ModelEngine::new(clock.clone())), gated.clone(), clock);
     play.set("s", json!({ "queue": "q", "every": 10 })).await;
     play.clock.advance(Duration::from_secs(10));
-    gated.refuse_steps(1);
+    gated.refuse_puts(1);
     play.look().await;
     assert_eq!(play.outcomes("s").await, [], "it is tried again");
     play.pass(SECOND).await;
@@ -417,18 +573,13 @@ async fn the_newest_zone_database_decides() {
         play.clock.advance(Duration::from_millis(time - now));
     };
     let next = async || {
-        let list = ScheduleList::One(schedule("s").name);
-        let page = ok("list", play.engine.list_schedules(&schedule("s").namespace, list).await);
-        page.schedules.first().and_then(|stored| stored.next)
+        let stored = ok("get", play.scheduler.store.get(&schedule("s")).await);
+        stored.and_then(|stored| stored.next)
     };
     play.set("first", json!({ "queue": "first", "every": 31_536_000, "start": "2030-01-01T00:00:00Z" }))
         .await;
     until(at("2026-11-15T00:00:00Z")).await;
-    let older = Play {
-        scheduler: Arc::new(Play::scheduler_in(&play.engine, older_zones())),
-        engine: play.engine.clone(),
-        clock: play.clock.clone(),
-    };
+    let older = play.other_in(older_zones());
     // The newer server runs, and has seen all that there is.
     let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
     let late = tokio::spawn(scheduler::catch_up(play.scheduler.clone(), outage.clone(), stop.clone()));
@@ -471,7 +622,8 @@ async fn a_backup_of_an_hour_ago_is_put_back() {
     let clock = manual_clock();
     let open = |dir: &TempDir| -> Play {
         let engine = DiskEngine::open(DiskOptions::new(dir.path(), clock.clone())).expect("it opens");
-        Play::on(engine, clock.clone())
+        let settings = Arc::new(DiskSettings::new(&engine));
+        Play::called("the only one", engine, settings, clock.clone())
     };
     let dir = TempDir::new().expect("a temporary directory");
     let play = open(&dir);
@@ -528,23 +680,30 @@ async fn a_schedule_that_cannot_be_read_is_shown_deleted_and_set() {
     }
     play.pass(Duration::from_secs(10)).await;
     let id = schedule("s");
-    let stored = async || {
-        let list = ScheduleList::One(id.name.clone());
-        let page = ok("list", play.engine.list_schedules(&id.namespace, list).await);
-        page.schedules.into_iter().next().expect("it is there")
-    };
+    let stored = async || ok("get", play.scheduler.store.get(&id).await).expect("it is there");
     // A newer server writes a value unknown to this one.
     let break_it = async || {
         let of = stored().await;
         let text = String::from_utf8(of.setting.text.to_vec()).expect("text");
         assert!(text.contains("\"queue\""), "{text}");
         let text = text.replace("\"queue\"", "\"newest\":1,\"queue\"").into();
-        let setting = Some(ScheduleSetting { text, ..of.setting });
-        let put =
-            SchedulePut { setting, ..SchedulePut::plain(ScheduleState::On, of.next, of.progress, of.landed) };
-        let then = ScheduleThen::Put(Box::new(put));
-        let step = ScheduleStep { id: id.clone(), expected: Some(of.version), then };
-        ok("step_schedule", play.engine.step_schedule(step).await);
+        let StoredSchedule { next, progress, landed, version, .. } = of;
+        let put = SchedulePut {
+            setting: ScheduleSetting { text, ..of.setting },
+            is_change: true,
+            state: ScheduleState::On,
+            next,
+            progress,
+            landed,
+            bounds: BOUNDS,
+            job: None,
+            not_before: 0,
+            zones: "newest".into(),
+            dry: false,
+        };
+        let step = ScheduleStep { id: id.clone(), expected: Some(version), put };
+        let stepped = ok("step", play.scheduler.store.step(step).await);
+        assert!(matches!(stepped, Stepped::Done { .. }), "{stepped:?}");
     };
     break_it().await;
     let before = stored().await;
@@ -571,19 +730,17 @@ async fn a_schedule_that_cannot_be_read_is_shown_deleted_and_set() {
 /// write again.
 #[tokio::test]
 async fn what_a_full_store_could_not_write_is_missed_with_its_reason() {
-    let clock = manual_clock();
-    let gated = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
-    let engine: Arc<dyn Engine> = gated.clone();
-    let play = Play { scheduler: Arc::new(Play::scheduler(&engine)), engine, clock };
+    let (clock, gated) = (manual_clock(), GatedSettings::new(Arc::new(MemorySettings::default()), None));
+    let play = Play::with(Arc::new(ModelEngine::new(clock.clone())), gated.clone(), clock);
     play.set("s", json!({ "queue": "q", "every": 10, "deadline": 1, "catch_up": "none" })).await;
     play.clock.advance(Duration::from_secs(9));
-    gated.refuse_steps(usize::MAX);
+    gated.refuse_puts(usize::MAX);
     for _ in 0..5 {
         play.clock.advance(SECOND);
         let _ = play.scheduler.look().await;
     }
     assert_eq!(play.outcomes("s").await, [], "nothing could be written");
-    gated.refuse_steps(0);
+    gated.refuse_puts(0);
     play.look().await;
     assert_eq!(play.outcomes("s").await, [(10_000, Became::Missed)]);
     let why = play.history("s").await[0].why.clone().unwrap_or_default();
@@ -601,17 +758,14 @@ async fn a_newer_database_computes_all_anew() {
     let clock = manual_clock();
     let dir = TempDir::new().expect("a temporary directory");
     let engine = DiskEngine::open(DiskOptions::new(dir.path(), clock.clone())).expect("it opens");
-    let play = Play::on(engine, clock);
+    let settings = Arc::new(DiskSettings::new(&engine));
+    let play = Play::with(engine, settings, clock);
     play.set("first", json!({ "queue": "q", "every": 31_536_000 })).await;
     let at: jiff::Timestamp = "2026-11-15T00:00:00Z".parse().expect("an instant");
     let at = at.as_millisecond() as Millis;
     let now = play.scheduler.get(&schedule("first")).await.expect("it is there").1;
     play.clock.advance(Duration::from_millis(at - now));
-    let older = Play {
-        scheduler: Arc::new(Play::scheduler_in(&play.engine, older_zones())),
-        engine: play.engine.clone(),
-        clock: play.clock.clone(),
-    };
+    let older = play.other_in(older_zones());
     let of = json!({
         "queue": "q", "cron": "0 9 * * *", "zone": "America/Vancouver", "text": "x".repeat(64 << 10),
     });
@@ -624,10 +778,11 @@ async fn a_newer_database_computes_all_anew() {
     let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
     let began = std::time::Instant::now();
     loop {
-        let list = ScheduleList::Page { prefix: "s".into(), after: None, limit: 1000, bodies: false };
-        let page = ok("list", play.engine.list_schedules(&schedule("s").namespace, list).await);
-        let is_new = |of: &&dormouse::engine::StoredSchedule| of.next == Some(at + 16 * 3_600_000);
-        let done = page.schedules.iter().filter(is_new).count();
+        let is_new = async |name: &String| {
+            let stored = ok("get", play.scheduler.store.get(&schedule(name)).await);
+            stored.is_some_and(|stored| stored.next == Some(at + 16 * 3_600_000))
+        };
+        let done = together::all(names.iter().map(is_new)).await.into_iter().filter(|is_new| *is_new).count();
         if done == names.len() {
             break;
         }
@@ -657,12 +812,12 @@ impl std::io::Write for Lines {
 
 /// Guards against an outdated server that does not report it because its database has the same instants for existing
 /// schedules.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_server_that_is_behind_says_so_once() {
     let play = Play::new();
     play.set("s", json!({ "queue": "q", "every": 10 })).await;
     play.pass(Duration::from_secs(10)).await;
-    let older = Play::scheduler_in(&play.engine, older_zones());
+    let older = play.other_in(older_zones()).scheduler;
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
@@ -675,6 +830,8 @@ async fn a_server_that_is_behind_says_so_once() {
     assert_eq!(told(), 0, "the newer one may be gone");
     for _ in 0..3 {
         play.pass(Duration::from_secs(10)).await;
+        // It reads what others do four times a second.
+        tokio::time::sleep(SECOND).await;
         older.look().await.expect("a look");
         assert_eq!(told(), 1, "once");
     }

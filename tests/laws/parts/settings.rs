@@ -46,7 +46,11 @@ async fn two_servers_see_each_other() {
     assert_eq!(ok("get", two.get("a").await).map(|of| of.version), Some(first), "what the other has put");
     let second = put(&two, "a", Some("2"), Some(first)).await;
     let told = ok("changes", one.changes("", first).await);
-    assert_eq!((told.version, told.keys), (second, Some(vec!["a".to_owned()])), "what the other has changed");
+    assert_eq!(
+        (told.version, told.keys),
+        (second, Some(vec![("a".to_owned(), second)])),
+        "what the other has changed"
+    );
     let lost = ok("put", one.put("a", Some("3".into()), Some(first)).await);
     assert!(
         matches!(lost, Put::Differs(Some(there)) if there.value == "2"),
@@ -67,14 +71,14 @@ async fn a_full_redis_takes_deletions_and_keeps_what_it_has() {
         let told = store.put(key, Some("y".into()), expected).await;
         assert!(told.is_err(), "a full Redis has taken {key}: {told:?}");
     }
-    ok("keep", store.keep("kept", "y".into(), Duration::from_secs(9)).await); // heartbeats still work
-    put(&store, "gone", None, Some(gone)).await;
+    ok("keep", store.keep("kept", "y".into(), Duration::from_secs(9)).await); // a heartbeat goes on
+    let deleted = put(&store, "gone", None, Some(gone)).await;
     let page = ok("scan", store.scan("", None, 10).await);
     let keys: Vec<_> = page.records.iter().map(|(key, record)| (key.as_str(), record.version)).collect();
     let (kept, keys) = keys.split_first().expect("two are there");
     assert_eq!((kept.0, keys), ("kept", &[("there", there)][..]), "what is there while it is full");
     let told = ok("changes", store.changes("", gone).await);
-    assert_eq!(told.keys, Some(vec!["gone".to_owned()]), "the deletion is told");
+    assert_eq!(told.keys, Some(vec![("gone".to_owned(), deleted)]), "the deletion is told");
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(conn).expect("CONFIG SET");
     put(&store, "there", Some("y"), Some(there)).await;
 }
@@ -98,7 +102,7 @@ async fn after_writes_were_lost_everybody_reads_all() {
     assert!(next > lost, "version {next} was used before: {lost} was lost");
     assert_eq!(ok("changes", store.changes("", lost).await).keys, None, "and after it");
     let told = ok("changes", store.changes("", first).await);
-    assert_eq!(told.keys, Some(vec!["b".to_owned()]), "a server that has not seen what was lost");
+    assert_eq!(told.keys, Some(vec![("b".to_owned(), next)]), "a server that has not seen what was lost");
 }
 
 /// Guards against a call that waits for a hanging Redis, and against one that still fails after Redis has resumed.

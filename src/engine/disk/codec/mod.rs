@@ -5,7 +5,6 @@
 
 mod parts;
 mod record;
-mod schedules;
 mod settings;
 
 use std::ops::RangeBounds;
@@ -15,10 +14,6 @@ use bytes::{BufMut, Bytes};
 pub use self::parts::{Entry, Malformed, TimerKey, put_short, take_short};
 use self::parts::{Reader, Result, put_entry, put_flagged_id, put_id, put_placed};
 pub use self::record::{Location, Record, read_record, record};
-pub use self::schedules::{
-    META_REVISION, Progress, progress, progress_key, progress_keys, read_progress, read_progress_key,
-    read_setting, setting, setting_key,
-};
 pub use self::settings::{read_record_key, read_record_value, record_key, record_keys, record_value};
 use crate::clock::{Micros, Millis};
 use crate::engine::{Fingerprint, Placed};
@@ -219,16 +214,6 @@ pub fn read_key_value(value: &[u8]) -> Result<(JobId, u64)> {
     let mut r = Reader(value);
     let holder = (r.id()?, r.u64()?);
     r.end().map(|()| holder)
-}
-
-/// Returns the value of `queues`: the end of the queue's pause; empty if it is not paused.
-pub fn queue_value(paused: Option<Micros>) -> Vec<u8> {
-    paused.map_or(Vec::new(), |until| until.to_be_bytes().into())
-}
-
-/// Reads [`queue_value`].
-pub fn read_queue_value(value: &[u8]) -> Result<Option<Micros>> {
-    if value.is_empty() { Ok(None) } else { read_number(value).map(Some) }
 }
 
 /// Prefix of the keys of `once` that name an idempotency key.
@@ -437,13 +422,12 @@ mod tests {
         #[test]
         fn names_of_jobs_and_requests_survive(
             queue in queues(), key in keys(), id in ids(), number: u64, it in remembereds(),
-            name in proptest::collection::vec(any::<u8>(), 1..256), paused: Option<u64>,
+            name in proptest::collection::vec(any::<u8>(), 1..256),
         ) {
             let prefix = queue_key(&queue);
             let full = key_key(&prefix, &key);
             prop_assert_eq!(full.strip_prefix(&prefix[..]), Some(key.as_str().as_bytes()));
             prop_assert_eq!(read_key_value(&key_value(id, number)), Ok((id, number)));
-            prop_assert_eq!(read_queue_value(&queue_value(paused)), Ok(paused));
             prop_assert_eq!(read_remembered(&remembered(&it)), Ok(it));
             let name = once_key(&prefix, &IdempotencyKey::new(&name).unwrap()); // 1 to 255 bytes
             let end = once_end(number, &name);
@@ -466,7 +450,7 @@ mod tests {
             let _ = split_list_key(&bytes);
             let _ = read_list_value(7, &bytes);
             let _ = split_timer_value(&bytes);
-            let _ = (read_key_value(&bytes), read_queue_value(&bytes));
+            let _ = read_key_value(&bytes);
             let _ = (read_once_end(&bytes), read_remembered(&bytes));
             prop_assert!(read_record(&bytes, &bytes).is_err(), "random bytes are no record");
         }

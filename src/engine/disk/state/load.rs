@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use super::clock::PoolClock;
 use super::garbage::Garbage;
 use super::queues::Queues;
-use super::schedules::Schedules;
 use super::settings::Settings;
 use super::tables::Tables;
 use super::timers::Timers;
@@ -56,14 +55,11 @@ pub fn load(
         newest_mark: newest,
         next_due: Arc::default(),
         garbage: Garbage::default(),
-        pauses: Default::default(),
         dead_ends: Default::default(),
-        paused: Default::default(),
         keys: 0,
         once: 0,
         once_from: 0,
         quotas: Default::default(),
-        schedules: Schedules::load(&store)?,
         settings: Settings::load(&store, clock_mark)?,
         quarantine: Default::default(),
         to_notify: Default::default(),
@@ -86,18 +82,12 @@ pub fn load(
     Ok(state)
 }
 
-/// Loads the queues and their pauses.
+/// Loads the queues.
 fn load_queues(state: &mut WriterState, store: &Store) -> Result<(), Fatal> {
     for item in store.all(Space::Queues) {
-        let (key, value) = item?;
-        let queue = codec::read_queue_key(&key)?;
+        let queue = codec::read_queue_key(&item?.0)?;
         let low = state.next_seq();
-        let mut empty = state.queues.new_state(&queue, low);
-        empty.paused = codec::read_queue_value(&value)?;
-        if let Some(until) = empty.paused {
-            state.pauses.insert((until, queue.clone()));
-            state.count_paused(&queue.namespace, 1);
-        }
+        let empty = state.queues.new_state(&queue, low);
         state.queues.insert(queue, empty);
     }
     Ok(())

@@ -10,7 +10,6 @@ pub mod load;
 mod names;
 pub mod queues;
 pub mod quotas;
-pub mod schedules;
 pub mod settings;
 pub mod summary;
 pub mod tables;
@@ -28,7 +27,6 @@ use self::clock::PoolClock;
 use self::garbage::{Garbage, Live, Upkeep};
 use self::queues::{QueueState, Queues, Waiting};
 use self::quotas::{QuotaCount, QuotaUse};
-use self::schedules::Schedules;
 use self::settings::Settings;
 use self::tables::Tables;
 use self::timers::Timers;
@@ -89,13 +87,9 @@ pub struct WriterState {
     /// Tells the pump about a timer that is earlier than the earliest it knows.
     pub next_due: Arc<NextDue>,
     pub garbage: Garbage,
-    /// Pauses that end by themselves, earliest first.
-    pub pauses: BTreeSet<(Micros, Queue)>,
     /// When the oldest dead job of each queue expires, if dead jobs expire; earliest first. Too early if that job has
     /// left.
     pub dead_ends: BTreeSet<(Micros, Queue)>,
-    /// Number of paused queues, for namespaces that have any.
-    pub paused: HashMap<Namespace, usize>,
     /// Number of job keys, and of idempotency keys. Approximate if records could not be read.
     pub keys: u64,
     pub once: u64,
@@ -103,7 +97,6 @@ pub struct WriterState {
     pub once_from: Micros,
     /// Namespaces with a quota.
     pub quotas: HashMap<Namespace, QuotaUse>,
-    pub schedules: Schedules,
     pub settings: Settings,
     /// Keys of the jobs in quarantine.
     pub quarantine: HashSet<Vec<u8>>,

@@ -96,8 +96,6 @@ pub struct QueueState {
     pub timers: u64,
     /// Running jobs.
     pub running: u64,
-    /// Until when it is paused, by the pool's clock; [`Micros::MAX`] until it is resumed.
-    pub paused: Option<Micros>,
     /// Whether the queue is in [`Queues::idle`].
     idle: bool,
     /// Whether lists show it. A queue that was forgotten while its jobs run is hidden.
@@ -128,7 +126,6 @@ impl QueueState {
             ages: false,
             timers: 0,
             running: 0,
-            paused: None,
             idle: false,
             listed: true,
             sweep: Sweeps::default(),
@@ -273,14 +270,9 @@ impl QueueState {
         self.window.front().map_or(self.from, |(seq, ..)| *seq)
     }
 
-    /// Whether it is paused at `now`.
-    pub fn is_paused(&self, now: Micros) -> bool {
-        self.paused.is_some_and(|until| until > now)
-    }
-
-    /// Whether it has no ready, dead, delayed or running jobs, and no pause.
+    /// Whether it has no ready, dead, delayed or running jobs.
     pub fn is_empty(&self) -> bool {
-        self.ready == 0 && self.dead == 0 && self.timers == 0 && self.paused.is_none()
+        self.ready == 0 && self.dead == 0 && self.timers == 0
     }
 }
 
@@ -436,10 +428,9 @@ impl Queues {
         self.names.of_namespace(namespace)
     }
 
-    /// Returns the queues of the list that exist and are not paused.
-    pub fn of_list(&self, list: &QueueList, now: Micros) -> Vec<Queue> {
-        let hands_out = |queue: &Queue| self.all.get(queue).is_some_and(|state| !state.is_paused(now));
-        list.queues().filter(hands_out).collect()
+    /// Returns the queues of the list that exist.
+    pub fn of_list(&self, list: &QueueList) -> Vec<Queue> {
+        list.queues().filter(|queue| self.all.contains_key(queue)).collect()
     }
 
     /// Returns all visible names, sorted.

@@ -3,8 +3,8 @@
 
 use std::sync::Weak;
 
-use crate::engine::Quota;
 use crate::engine::disk::codec;
+use crate::engine::{Quota, Usage};
 use crate::name::Namespace;
 
 /// Quota and usage of one namespace.
@@ -36,7 +36,12 @@ impl QuotaUse {
     }
 
     pub fn value(&self) -> [u8; 16] {
-        codec::used(self.jobs.max(0).unsigned_abs(), self.bytes.max(0).unsigned_abs())
+        let Usage { jobs, bytes } = self.usage();
+        codec::used(jobs, bytes)
+    }
+
+    pub fn usage(&self) -> Usage {
+        Usage { jobs: self.jobs.max(0).unsigned_abs(), bytes: self.bytes.max(0).unsigned_abs() }
     }
 
     pub fn is_counted(&self) -> bool {
@@ -47,22 +52,15 @@ impl QuotaUse {
         matches!(self.count, QuotaCount::Exact)
     }
 
-    /// Returns the exceeded limit, if `jobs` and `bytes` more would exceed the quota. `beside` are the bytes of its
-    /// schedules.
-    pub fn refuses(
-        &self,
-        jobs: i64,
-        bytes: i64,
-        beside: u64,
-        (queues, new): (u64, u64),
-    ) -> Option<&'static str> {
+    /// Returns the exceeded limit, if `jobs` and `bytes` more would exceed the quota.
+    pub fn refuses(&self, jobs: i64, bytes: i64, (queues, new): (u64, u64)) -> Option<&'static str> {
         let over = |bound: u64, used: u64, more: i64| {
             bound > 0 && more > 0 && used.saturating_add(more.unsigned_abs()) > bound
         };
-        let [used_jobs, used_bytes] = [self.jobs, self.bytes].map(|used| used.max(0).unsigned_abs());
-        if over(self.quota.jobs, used_jobs, jobs) {
+        let used = self.usage();
+        if over(self.quota.jobs, used.jobs, jobs) {
             Some("jobs")
-        } else if over(self.quota.bytes, used_bytes.saturating_add(beside), bytes) {
+        } else if over(self.quota.bytes, used.bytes, bytes) {
             Some("bytes")
         } else if self.quota.queues > 0 && new > 0 && queues + new > self.quota.queues {
             Some("queues")

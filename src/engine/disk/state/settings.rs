@@ -69,9 +69,8 @@ impl Settings {
         range.take_while(move |key| key.starts_with(prefix))
     }
 
-    /// Returns at most `most` keys changed since `since`, and the version to continue from; `None`: any may have
-    /// changed.
-    pub fn changes(&self, since: u64, most: usize) -> (u64, Option<Vec<Bytes>>) {
+    /// Returns the current version, and up to `most` changes since `since`; `None`: any key may have changed.
+    pub fn changes(&self, since: u64, most: usize) -> (u64, Option<Vec<(u64, Bytes)>>) {
         if since == self.version {
             return (self.version, Some(Vec::new()));
         }
@@ -81,6 +80,6 @@ impl Settings {
         let from = self.log.partition_point(|(version, _)| *version <= since);
         let some: Vec<_> = self.log.range(from..).take(most).collect();
         let version = some.last().map_or(self.version, |(version, _)| *version);
-        (version, Some(some.into_iter().map(|(_, key)| key.clone()).collect()))
+        (version, Some(some.into_iter().cloned().collect()))
     }
 }

@@ -127,7 +127,6 @@ impl Known {
         }
         for (key, _) in &known.lost {
             let prefix = codec::queue_key(&codec::read_job_key(key)?.1);
-            // An existing row may contain a pause.
             if store.get(Space::Queues, &prefix)?.is_none() {
                 known.queues.insert(prefix);
             }
@@ -141,7 +140,7 @@ impl Known {
     fn write(&self, txn: &mut Txn) -> Result<(), Fatal> {
         let mut next = self.next;
         for prefix in &self.queues {
-            txn.put(Space::Queues, prefix, codec::queue_value(None));
+            txn.put(Space::Queues, prefix, []);
         }
         txn.put(Space::Meta, META_SEQ, (next + self.lost.len() as u64).to_be_bytes());
         txn.put(Space::Meta, META_CLOCK, self.now.to_be_bytes());

@@ -35,7 +35,7 @@ impl WriterState {
     fn consume(&mut self, queues: &QueueList, ttrs: &[Duration], now: Micros) -> Result<Consumed, Fatal> {
         let mut consumed = Consumed::default();
         let (mut skipped, mut bytes) = (0, 0);
-        for queue in self.queues.of_list(queues, now) {
+        for queue in self.queues.of_list(queues) {
             while let Some(ttr) = ttrs.get(consumed.jobs.len()) {
                 let Some(waiting) = self.head(&queue)? else { break };
                 match self.read_entry(&queue, &waiting.1)? {

@@ -16,7 +16,7 @@ impl Step for ForgetQueue {
     fn run(self, state: &mut WriterState, _: Micros) -> StepResult<()> {
         let ForgetQueue(queue) = self;
         let Some(of) = state.queues.get(&queue) else { return Ok(()) };
-        let only_runs = of.ready == 0 && of.dead == 0 && of.timers == of.running && of.paused.is_none();
+        let only_runs = of.ready == 0 && of.dead == 0 && of.timers == of.running;
         if only_runs {
             let key = of.key.clone();
             state.queues.unlist(&queue);

@@ -5,7 +5,7 @@ use crate::engine::disk::codec::{self, Remembered};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
-use crate::engine::{Once, Placed, Published, REMEMBERED};
+use crate::engine::{Once, Placed, Published};
 use crate::job::JobRef;
 use crate::name::{JobKey, Queue};
 
@@ -64,7 +64,7 @@ impl WriterState {
     /// Stores the result of a request. An expired one with the same key may still exist: its expiry will find that
     /// the row has been replaced.
     pub fn remember(&mut self, queue: &Queue, once: Once, placed: Vec<Placed>, now: Micros) {
-        let until = now.saturating_add(micros(REMEMBERED));
+        let until = now.saturating_add(micros(once.kind.remembered()));
         let key = codec::once_key(&self.prefix(queue), &once.key);
         self.once += 1;
         self.once_from = self.once_from.min(until);

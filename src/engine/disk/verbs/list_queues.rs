@@ -46,7 +46,6 @@ impl Step for ListQueues {
                 running: Some(of.running),
                 dead: Some(of.dead),
                 oldest_ready_age: age,
-                paused: of.paused.filter(|until| *until > now).map(|until| state.pause_until(until)),
                 queue,
             });
         }

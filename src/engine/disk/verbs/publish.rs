@@ -96,7 +96,7 @@ impl Step for Publish {
             state.admit(stored.map(|(_, placing)| &placing.job), &all_gone)?;
             if let Some((_, queue)) = once.as_ref().filter(|_| stores_none) {
                 // The result is stored all the same.
-                state.admit_beside(&queue.namespace, 1, true)?;
+                state.admit_record(&queue.namespace)?;
             }
         }
         // From here on everything is written, and only the disk can fail.

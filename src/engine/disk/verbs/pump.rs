@@ -49,11 +49,10 @@ impl Step for Pump {
             // it.
             state.mark_clock(now, 1);
         }
-        state.end_pauses(now);
         state.end_dead(now)?;
         state.refill_delayed()?;
-        let others = [state.pauses.first(), state.dead_ends.first()].into_iter().flatten().map(|(at, _)| *at);
-        let next = match state.timers.next().map(|(due, _)| due).into_iter().chain(others).min() {
+        let dead_end = state.dead_ends.first().map(|(at, _)| *at);
+        let next = match state.timers.next().map(|(due, _)| due).into_iter().chain(dead_end).min() {
             Some(due) => Duration::from_micros(due.saturating_sub(now)).min(LONG),
             None => LONG,
         };

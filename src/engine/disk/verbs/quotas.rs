@@ -3,13 +3,13 @@
 //! stay exact over restarts and crashes, and a namespace without a quota costs nothing. For a new quota, existing
 //! jobs are counted on another thread, from a snapshot; changes after that snapshot are counted meanwhile, and added.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ahash::HashMap;
 
 use crate::clock::Micros;
-use crate::engine::Quotas;
 use crate::engine::disk::codec;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::quotas::{QuotaCount, QuotaUse};
@@ -17,6 +17,7 @@ use crate::engine::disk::step::{Step, StepError, StepResult};
 use crate::engine::disk::store::{Fatal, Found, Snapshot, Space};
 use crate::engine::disk::writer::handle::Handle;
 use crate::engine::disk::writer::threads::Stop;
+use crate::engine::{Quotas, Usage};
 use crate::error::Error;
 use crate::job::{JobRef, NewJob};
 use crate::name::Namespace;
@@ -27,6 +28,13 @@ const LOOK_EVERY: u64 = 1024;
 /// Replaces all quotas.
 pub struct SetQuotas {
     pub quotas: Quotas,
+}
+
+/// Reply to [`SetQuotas`].
+pub struct QuotasSet {
+    pub usage: BTreeMap<Namespace, Usage>,
+    /// Of these namespaces the usage is incomplete.
+    pub to_count: Option<ToCount>,
 }
 
 /// Namespaces to be counted.
@@ -49,11 +57,10 @@ struct Used {
 }
 
 impl Step for SetQuotas {
-    /// The namespaces to be counted, if there are any.
-    type Reply = Option<ToCount>;
+    type Reply = QuotasSet;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Option<ToCount>> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<QuotasSet> {
         let mut counted = std::mem::take(&mut state.quotas);
         let (count, mut namespaces) = (Arc::new(()), Vec::new());
         for (namespace, quota) in self.quotas {
@@ -77,12 +84,15 @@ impl Step for SetQuotas {
         for (_, of) in counted {
             state.txn.delete_late(&of.key);
         }
+        let counted = state.quotas.iter().filter(|(_, of)| of.is_counted());
+        let usage = counted.map(|(namespace, of)| (namespace.clone(), of.usage())).collect();
         if namespaces.is_empty() {
-            return Ok(None);
+            return Ok(QuotasSet { usage, to_count: None });
         }
         // Other threads read only committed data.
         state.txn.flush()?;
-        Ok(Some(ToCount { count, snapshot: state.txn.store().snapshot(), namespaces }))
+        let to_count = Some(ToCount { count, snapshot: state.txn.store().snapshot(), namespaces });
+        Ok(QuotasSet { usage, to_count })
     }
 }
 
@@ -174,8 +184,7 @@ impl WriterState {
                 }
             }
             let queues = (self.queues.of_namespace(namespace), queues.len() as u64);
-            let beside = self.schedules.bytes_of_namespace(namespace);
-            if let Some(what) = of.refuses(jobs, bytes, beside, queues) {
+            if let Some(what) = of.refuses(jobs, bytes, queues) {
                 return Err(Error::OverQuota(what).into());
             }
         }
@@ -184,16 +193,10 @@ impl WriterState {
 }
 
 impl WriterState {
-    /// Checks whether bytes that belong to no job may be stored: of a schedule, or of the result of a call that stores
-    /// no job. Nothing new may if the quota of jobs is used up.
-    pub fn admit_beside(&self, namespace: &Namespace, bytes: u64, is_new: bool) -> Result<(), StepError> {
-        let Some(of) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
-        let beside = self.schedules.bytes_of_namespace(namespace);
-        if is_new && of.quota.jobs > 0 && of.jobs.max(0).unsigned_abs() >= of.quota.jobs {
-            return Err(Error::OverQuota("jobs").into());
-        }
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        match of.refuses(0, bytes, beside, (0, 0)) {
+    /// Whether the record of a call that stores no job may be stored: not where the jobs or the bytes are used up.
+    pub fn admit_record(&self, namespace: &Namespace) -> Result<(), StepError> {
+        let Some(of) = self.quotas.get(namespace) else { return Ok(()) };
+        match of.refuses(1, 1, (0, 0)) {
             Some(what) => Err(Error::OverQuota(what).into()),
             None => Ok(()),
         }

@@ -96,7 +96,7 @@ impl Step for ScanSettings {
 
 impl Step for ReadChanges {
     /// As [`Settings::changes`](crate::engine::disk::state::settings::Settings::changes) returns them.
-    type Reply = (u64, Option<Vec<Bytes>>);
+    type Reply = (u64, Option<Vec<(u64, Bytes)>>);
     const MUST_LAST: bool = false;
 
     fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Self::Reply> {

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::engine::ScheduleId;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
@@ -21,7 +20,10 @@ pub(super) use job_prefix;
 /// A key that never exists: the empty write of a health check uses it and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
 
-/// The keys of one partition. All of them start with its base, which is empty on a single Redis.
+/// What versions before the first release kept of pauses and schedules; both are settings now.
+pub const BEFORE_SETTINGS: [&str; 2] = ["dormouse/paused", "dormouse/due"];
+
+/// The keys of one partition. All of them begin with its base, which is empty on a single Redis.
 #[derive(Clone, Debug)]
 pub struct Keys {
     base: Arc<str>,
@@ -35,20 +37,9 @@ pub struct Keys {
     pub used: String,
     /// Lease of the server that recounts usage.
     pub used_turn: String,
-    /// Hash of the number of schedules in each state, and the highest revision of a deleted schedule.
-    pub schedules: String,
-    /// Hash of the total size in bytes of each namespace's schedules.
-    pub schedule_bytes: String,
-    /// Sorted set of the schedules, as `namespace/name`, by due time.
-    pub due: String,
-    /// Hash of the paused queues, as `namespace/queue`: end of the pause in milliseconds, or 0. The field with an empty
-    /// name changes with every change.
-    pub paused: String,
-    /// List of the jobs that have details, as `namespace/queue/id`. The rightmost one was examined longest ago.
+    /// List of the jobs that have details, as `namespace/queue/id`, the one that was looked at longest ago at the right.
     pub with_details: String,
-    /// Prefix of the keys of schedules; scripts append `namespace/name`.
-    pub schedule_base: String,
-    /// Lease of the server that pumps the partition, in a cluster.
+    /// Which server pumps the partition, in a cluster.
     pub pump_lease: String,
 }
 
@@ -68,12 +59,7 @@ impl Keys {
             dropped: key("dormouse/dropped"),
             used: key("dormouse/used"),
             used_turn: key("dormouse/used/turn"),
-            schedules: key("dormouse/schedules"),
-            schedule_bytes: key("dormouse/schedule-bytes"),
-            due: key("dormouse/due"),
-            paused: key("dormouse/paused"),
             with_details: key("dormouse/details"),
-            schedule_base: key("dormouse/schedule/"),
             pump_lease: key("dormouse/pump"),
             base: base.into(),
         }
@@ -130,23 +116,7 @@ impl Keys {
         bytes
     }
 
-    /// Returns the key of the hash of a schedule.
-    pub fn schedule(&self, id: &ScheduleId) -> String {
-        format!("{}{id}", self.schedule_base)
-    }
-
-    /// Returns the prefix of the keys of a namespace's schedules: scripts append the name.
-    pub fn schedule_prefix(&self, namespace: &Namespace) -> String {
-        format!("{}{namespace}/", self.schedule_base)
-    }
-
-    /// Returns the key of the sorted set of a namespace's schedule names, all with score 0.
-    pub fn schedules_of(&self, namespace: &Namespace) -> String {
-        format!("{}/{namespace}", self.schedules)
-    }
-
-    /// Returns the key of the sorted set of the queue names in [`queues_of`](Keys::queues_of), all with score 0, so
-    /// ordered by name.
+    /// Sorted set of the queues in [`queues_of`](Keys::queues_of), all with the score 0: in the order of their names.
     pub fn index_of(&self, namespace: &Namespace) -> String {
         format!("{}dormouse/queues/{namespace}", self.base)
     }

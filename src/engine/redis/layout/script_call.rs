@@ -78,12 +78,7 @@ impl ScriptCall {
         self.lasts
     }
 
-    /// Returns the keys and the arguments, for a script that includes this script.
-    pub fn parts(&self) -> (Vec<&[u8]>, Vec<&[u8]>) {
-        (args_of(&self.keys).collect(), args_of(&self.args).collect())
-    }
-
-    /// Returns the command. The script does nothing once Redis's clock has passed the deadline.
+    /// The command. The script does nothing once its Redis's clock is past the deadline.
     fn command(&self, deadline: Micros) -> Cmd {
         let (keys, args) = (self.keys.args_iter().len(), self.args.args_iter().len());
         let bytes: usize = args_of(&self.keys).chain(args_of(&self.args)).map(<[u8]>::len).sum();

@@ -44,8 +44,6 @@ pub struct Scripts {
     pub forget_queue: Script,
     pub respawn: Script,
     pub respawn_job: Script,
-    pub pause: Script,
-    pub resume: Script,
     pub delete_dead: Script,
     pub trim_dead: Script,
     pub pump: Script,
@@ -58,9 +56,6 @@ pub struct Scripts {
     pub recounted: Script,
     pub sampled: Script,
     pub put_quota: Script,
-    pub step_schedule: Script,
-    pub list_schedules: Script,
-    pub due_schedules: Script,
     pub get_setting: Script,
     pub put_setting: Script,
     pub scan_settings: Script,
@@ -81,9 +76,6 @@ macro_rules! part {
     };
     ($name:literal) => {
         include_str!(concat!("../../../../lua/", $name, ".lua"))
-    };
-    ([$function:ident $name:literal]) => {
-        concat!("local function ", stringify!($function), "(KEYS, ARGV)\n", part!($name), "\nend\n")
     };
 }
 
@@ -140,8 +132,6 @@ impl Default for Scripts {
             forget_queue: with_clock!("forget_queue"),
             respawn: with_clock!(job_base, "details", "respawn"),
             respawn_job: with_clock!(job_base, "details", "respawn_job"),
-            pause: with_clock!("pause"),
-            resume: with_clock!("resume"),
             delete_dead: counted!("delete_dead"),
             trim_dead: with_clock!("trim_dead"),
             pump: with_clock!("dead", "pump"),
@@ -154,9 +144,6 @@ impl Default for Scripts {
             recounted: with_clock!("recounted"),
             sampled: with_clock!("sampled"),
             put_quota: without_clock!("put_quota"),
-            step_schedule: counted!("forget", job_base, "details", [publish "publish_with"], "schedules", "step_schedule"),
-            list_schedules: with_clock!("schedules", "list_schedules"),
-            due_schedules: with_clock!("schedules", "due_schedules"),
             get_setting: without_clock!("settings", "get_setting"),
             put_setting: without_clock!("settings", "put_setting"),
             scan_settings: without_clock!("settings", "scan_settings"),
@@ -182,15 +169,12 @@ impl Scripts {
             &mut self.cancel_key,
             &mut self.delete_dead,
             &mut self.destroy,
-            &mut self.pause,
             &mut self.promote,
             &mut self.publish,
             &mut self.publish_with,
             &mut self.release,
             &mut self.respawn,
             &mut self.respawn_job,
-            &mut self.resume,
-            &mut self.step_schedule,
         ] {
             script.lasts = true;
         }
@@ -198,7 +182,7 @@ impl Scripts {
 
     /// Sets whether scripts that store or delete jobs count them.
     pub fn count(&self, counts: bool) {
-        let publishes = [&self.stage, &self.publish, &self.publish_with, &self.step_schedule];
+        let publishes = [&self.stage, &self.publish, &self.publish_with];
         let deletes = [&self.cancel_key, &self.ack, &self.ack_many, &self.destroy, &self.delete_dead];
         for script in publishes.into_iter().chain(deletes) {
             script.counts.store(counts, Ordering::Relaxed);

@@ -20,7 +20,7 @@ type Failed = BTreeMap<Partition, Unreachable>;
 impl Router {
     /// Delivers up to one job per ttr.
     pub async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        let queues = self.settings().not_paused(queues).await?;
+        let queues: Vec<Queue> = queues.queues().collect();
         if let Some(only) = self.only() {
             return only.consume(queues, ttrs, true).await;
         }

@@ -21,7 +21,6 @@ mod pump;
 pub mod quotas;
 mod samples;
 pub mod scattered;
-mod schedules;
 mod statistics;
 
 use std::sync::Arc;
@@ -88,11 +87,6 @@ impl Router {
             return &self.parts;
         }
         std::slice::from_ref(self.home(queue))
-    }
-
-    /// Returns the partition that stores the pool's settings.
-    pub fn settings(&self) -> &Arc<PartitionCore> {
-        self.part(0)
     }
 
     pub fn now(&self) -> Millis {

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::Router;
 use crate::engine::redis::cluster::map::Partition;
 use crate::engine::redis::verbs::quotas::{CHUNK, Used};
-use crate::engine::{Publication, Quota, Quotas, together};
+use crate::engine::{Publication, Quota, Quotas, Usage, together};
 use crate::error::Result;
 use crate::name::{Namespace, Queue};
 
@@ -20,8 +20,8 @@ use crate::name::{Namespace, Queue};
 const PERIOD: Duration = Duration::from_secs(10);
 
 impl Router {
-    /// Replaces all quotas, for all servers of the pool.
-    pub async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+    /// Sets these quotas and no others, for all servers of this kind.
+    pub async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         if let Some(only) = self.only() {
             return only.set_quotas(quotas, true).await;
         }
@@ -33,7 +33,10 @@ impl Router {
                 samples.entry(namespace.clone()).or_default().quota = *quota;
             }
         }
-        self.sample().await
+        self.sample().await?;
+        let samples = self.samples.lock();
+        let counted = samples.iter().filter(|(_, of)| of.quota.counts_jobs());
+        Ok(counted.map(|(name, of)| (name.clone(), Usage { jobs: of.jobs, bytes: of.bytes })).collect())
     }
 
     /// Rejects a publication that creates more queues than its namespace's quota allows, and one that any partition may
@@ -93,21 +96,10 @@ impl Router {
             }
             cmd
         });
-        let mut of_schedules = redis::cmd("HMGET");
-        of_schedules.arg(&self.settings().keys.schedule_bytes);
-        namespaces.iter().for_each(|(name, _)| _ = of_schedules.arg(name.as_str()));
-        let (used, of_schedules) =
-            tokio::join!(used, self.settings().query::<Vec<Option<i64>>>(&of_schedules));
         let mut of_parts: Vec<(Partition, Vec<Used>)> = Vec::with_capacity(parts.len());
-        for (partition, used) in used {
+        for (partition, used) in used.await {
             let used: Vec<i64> = used?.into_iter().map(|number| number.unwrap_or(0).max(0)).collect();
             of_parts.push((partition, used.as_chunks().0.to_vec()));
-        }
-        let home = self.settings().partition;
-        for (_, used) in of_parts.iter_mut().filter(|(partition, _)| *partition == home) {
-            for (used, more) in used.iter_mut().zip(of_schedules.as_ref().map_err(Clone::clone)?) {
-                used[1] += more.unwrap_or(0).max(0);
-            }
         }
         let mut sums: Vec<Used> = vec![[0; 2]; namespaces.len()];
         for used in of_parts.iter().map(|(_, used)| used) {

@@ -70,9 +70,6 @@ impl PartitionCore {
         ttrs: &[Duration],
         waits: bool,
     ) -> Result<Consumed> {
-        if queues.is_empty() {
-            return Ok(Consumed::default());
-        }
         let mut call = self.call(&self.scripts.consume);
         call.key(&self.keys.timer_set);
         for queue in &queues {

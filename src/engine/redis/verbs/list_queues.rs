@@ -89,13 +89,7 @@ impl PartitionCore {
             .filter_map(|name| QueueName::parse_for_consume(std::str::from_utf8(name).ok()?).ok())
             .map(|name| Queue { namespace: namespace.clone(), name })
             .collect();
-        // After the last name of the index's page there may be more, which are not known yet.
-        let to = (indexed > limit).then(|| queues.last().cloned()).flatten();
-        let paused = self.pauses.in_namespace(namespace, after);
-        queues.extend(paused.into_iter().filter(|queue| to.as_ref().is_none_or(|to| queue <= to)));
-        queues.sort_unstable();
-        queues.dedup();
-        let more = indexed > limit || queues.len() > limit;
+        let more = indexed > limit;
         queues.truncate(limit);
         self.trim_dead(&queues).await?;
         let mut figures = redis::pipe();
@@ -105,12 +99,10 @@ impl PartitionCore {
         }
         let figures = if queues.is_empty() { Vec::new() } else { self.sizes(&figures).await? };
         let next = queues.last().filter(|_| more).map(|queue| queue.name.clone());
-        let now = self.now();
         let mut page = QueuePage { queues: Vec::with_capacity(queues.len()), next };
         let mut gone = Vec::new();
         for (queue, figures) in queues.into_iter().zip(figures.chunks_exact(3)) {
-            let paused = self.pauses.of(&queue, now);
-            if figures[2] == 0 && paused.is_none() {
+            if figures[2] == 0 {
                 gone.push(queue.name);
                 continue;
             }
@@ -120,7 +112,6 @@ impl PartitionCore {
                 running: None,
                 dead: Some(figures[1]),
                 oldest_ready_age: None,
-                paused,
                 queue,
             });
         }

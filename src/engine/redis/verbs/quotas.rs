@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::link::Lane;
-use crate::engine::{Quota, Quotas};
+use crate::engine::{Quota, Quotas, Usage};
 use crate::error::Result;
 use crate::name::Namespace;
 
@@ -44,9 +44,13 @@ pub const CHUNK: usize = 250;
 pub type Used = [i64; 2];
 
 impl PartitionCore {
-    /// Replaces all quotas, for all servers of the pool. `knows_queues`: whether scripts also refuse new queues, which
-    /// a partition of a cluster cannot, since it does not know all queues.
-    pub async fn set_quotas(&self, quotas: &Quotas, knows_queues: bool) -> Result<()> {
+    /// Sets these quotas and no others, for all servers of this kind. Whether scripts refuse new queues too: a partition of
+    /// a cluster does not know them all.
+    pub async fn set_quotas(
+        &self,
+        quotas: &Quotas,
+        knows_queues: bool,
+    ) -> Result<BTreeMap<Namespace, Usage>> {
         let _one = self.quotas.setting.lock().await;
         let mut most: BTreeMap<String, String> = BTreeMap::new();
         for name in self.namespaces_with_quota().await? {
@@ -86,7 +90,25 @@ impl PartitionCore {
             let patience = if knows_queues { PATIENCE } else { PATIENCE_IN_CLUSTER };
             let _ = timeout(patience, done.wait_for(|done| *done >= asked)).await;
         }
-        Ok(())
+        Ok(self.usage(&counted).await?)
+    }
+
+    /// Returns the usage of namespaces in this partition.
+    async fn usage(&self, namespaces: &[Namespace]) -> Outcome<BTreeMap<Namespace, Usage>> {
+        let mut all = BTreeMap::new();
+        for chunk in namespaces.chunks(CHUNK) {
+            let mut cmd = redis::cmd("HMGET");
+            cmd.arg(&self.keys.used);
+            for name in chunk {
+                cmd.arg(format!("{name}/jobs")).arg(format!("{name}/bytes"));
+            }
+            let used: Vec<Option<i64>> = self.query(&cmd).await?;
+            let used = used.into_iter().map(|number| number.unwrap_or(0).max(0).unsigned_abs());
+            let used: Vec<u64> = used.collect();
+            let usage = used.as_chunks().0.iter().map(|[jobs, bytes]| Usage { jobs: *jobs, bytes: *bytes });
+            all.extend(chunk.iter().cloned().zip(usage));
+        }
+        Ok(all)
     }
 
     /// Stores the usage of these namespaces in the other partitions.

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use self::script::{PublishOutcome, answer_of_publish, jobs_of, read_placed, unreadable};
+pub use self::script::{PublishOutcome, jobs_of, read_placed, unreadable};
 use self::script::{PublishStep, Stored};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{self, Call, Caller, Reply};

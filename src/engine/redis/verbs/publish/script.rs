@@ -13,8 +13,8 @@ use crate::engine::redis::layout::script_call::ScriptCall;
 use crate::engine::redis::layout::scripts::Script;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
 use crate::engine::redis::layout::{keys, value};
-use crate::engine::redis::reply::{id_taken, over_quota, read, wrong_type};
-use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published, REMEMBERED};
+use crate::engine::redis::reply::{id_taken, over_quota, read};
+use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef, NewJob};
 use crate::name::Queue;
@@ -103,7 +103,8 @@ impl PartitionCore {
         }
         if let Some((once, first)) = once {
             cmd.key(self.keys.once(&first.job.queue, &once.key));
-            args.text("fingerprint", once.fingerprint).number("remembered", REMEMBERED.as_millis() as u64);
+            let remembered = once.kind.remembered().as_millis() as u64;
+            args.text("fingerprint", once.fingerprint).number("remembered", remembered);
         }
         let list = |queue: &&Queue| {
             let mut list = Fields::default();
@@ -298,18 +299,7 @@ fn read_keyed(reply: Value) -> Outcome<(Micros, PublishOutcome)> {
     Ok((read(now)?, outcome))
 }
 
-/// Returns the result of a publication that stored nothing, given the words of lua/publish_with.lua.
-pub fn answer_of_publish(what: &str, rest: &[Value]) -> Outcome<Result<Published>> {
-    let reply = [&[Value::Int(0), Value::SimpleString(what.into())][..], rest].concat();
-    match read_keyed(Value::Array(reply))?.1 {
-        PublishOutcome::Unchanged(published) => Ok(Ok(published)),
-        PublishOutcome::Stored { mut refused, .. } => Ok(Err(refused.remove(&0).ok_or_else(unreadable)?)),
-        PublishOutcome::WrongType => Ok(Err(wrong_type())),
-        PublishOutcome::SetAside(_) => Err(unreadable()),
-    }
-}
-
-/// Parses the outcome of each job from the lines of lua/publish_with.lua.
+/// What became of each job, from the lines that lua/publish_with.lua writes.
 pub fn read_placed(lines: &str) -> Option<Vec<Stored>> {
     let read = |line: &str| {
         let mut words = line.split(' ');

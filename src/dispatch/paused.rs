@@ -1,0 +1,79 @@
+//! Which queues are paused. Plain data: [`pausing`](super::pausing) changes it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::request::{Wanted, Weights};
+use crate::clock::Millis;
+use crate::name::{Queue, QueueList};
+use parking_lot::RwLock;
+
+/// The pause of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// When it ends, by the pool's clock. `None`: when it is resumed.
+    pub until: Option<Millis>,
+}
+
+impl Pause {
+    /// Returns whether it has not ended by `now`.
+    pub fn lasts(&self, now: Millis) -> bool {
+        self.until.is_none_or(|until| until > now)
+    }
+}
+
+/// The paused queues of a dispatcher. Those whose pause has ended stay until they are resumed.
+#[derive(Debug, Default)]
+pub struct PausedQueues {
+    /// Number of entries: while it is 0, nothing takes the lock.
+    count: AtomicUsize,
+    pub by_queue: RwLock<BTreeMap<Queue, Pause>>,
+}
+
+impl PausedQueues {
+    pub fn set(&self, queue: &Queue, pause: Option<Pause>) -> Option<Pause> {
+        let mut by_queue = self.by_queue.write();
+        let before = match pause {
+            Some(pause) => by_queue.insert(queue.clone(), pause),
+            None => by_queue.remove(queue),
+        };
+        self.count.store(by_queue.len(), Ordering::SeqCst);
+        before
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
+    }
+
+    pub fn get(&self, queue: &Queue, now: Millis) -> Option<Pause> {
+        self.by_queue.read().get(queue).filter(|pause| pause.lasts(now)).copied()
+    }
+
+    /// Returns a list without its paused queues, or `None` if no queue is left.
+    pub fn without(&self, wanted: &Wanted, now: Millis) -> Option<Wanted> {
+        let is_paused: Vec<bool> = {
+            let by_queue = self.by_queue.read();
+            let is_paused = |queue| by_queue.get(&queue).is_some_and(|pause| pause.lasts(now));
+            wanted.queues().map(is_paused).collect()
+        };
+        if !is_paused.contains(&true) {
+            return Some(wanted.clone());
+        }
+        let open = || (0..is_paused.len()).filter(|n| !is_paused[*n]);
+        let names = open().map(|n| wanted.queues.names()[n].clone());
+        let queues = QueueList::new(wanted.queues.namespace().clone(), names)?;
+        let weights = wanted.weights.as_ref();
+        let weights = weights.map(|all| Weights::new(open().map(|n| all.as_slice()[n]).collect()));
+        Some(Wanted::new(queues, weights))
+    }
+}
+
+/// The part of a list that a fetch reads.
+#[derive(Debug)]
+pub enum Open {
+    All,
+    /// The rest is paused.
+    Some(Wanted),
+    /// All of it is paused.
+    None,
+}

@@ -1,0 +1,89 @@
+//! A settings store that refuses, hangs and dies as tests say.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dormouse::error::{Error, Result};
+use dormouse::settings::{Counted, Page, Put, Record, SettingChanges, SettingVersion, SettingsStore};
+use tokio::sync::watch;
+
+use crate::gated::Gated;
+use crate::support::model::ModelEngine;
+
+#[derive(Debug)]
+pub struct GatedSettings {
+    inner: Arc<dyn SettingsStore>,
+    /// Whose calls are counted together with those of this store.
+    beside: Option<Arc<Gated<ModelEngine>>>,
+    /// Number of puts to refuse.
+    refused_puts: AtomicUsize,
+    scans_hang: watch::Sender<bool>,
+}
+
+impl GatedSettings {
+    pub fn new(inner: Arc<dyn SettingsStore>, beside: Option<Arc<Gated<ModelEngine>>>) -> Arc<GatedSettings> {
+        let scans_hang = watch::Sender::default();
+        Arc::new(GatedSettings { inner, beside, refused_puts: AtomicUsize::new(0), scans_hang })
+    }
+
+    /// The next puts are refused, as by a Redis without memory.
+    pub fn refuse_puts(&self, puts: usize) {
+        self.refused_puts.store(puts, Ordering::SeqCst);
+    }
+
+    /// Whether scans hang from now on.
+    pub fn hang_scans(&self, hang: bool) {
+        self.scans_hang.send_replace(hang);
+    }
+
+    async fn up(&self) -> Result<()> {
+        match &self.beside {
+            Some(beside) => beside.up().await,
+            None => Ok(()),
+        }
+    }
+}
+
+async fn goes_on(hangs: &watch::Sender<bool>) {
+    let _ = hangs.subscribe().wait_for(|hangs| !hangs).await.expect("its owner has it");
+}
+
+#[async_trait]
+impl SettingsStore for GatedSettings {
+    async fn get(&self, key: &str) -> Result<Option<Record>> {
+        self.up().await?;
+        self.inner.get(key).await
+    }
+
+    async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<SettingVersion>) -> Result<Put> {
+        self.up().await?;
+        let refused =
+            self.refused_puts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if refused.is_ok() {
+            return Err(Error::refused("OOM, the test says so"));
+        }
+        self.inner.put(key, value, expected).await
+    }
+
+    async fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page> {
+        self.up().await?;
+        goes_on(&self.scans_hang).await;
+        self.inner.scan(prefix, after, limit).await
+    }
+
+    async fn changes(&self, prefix: &str, since: SettingVersion) -> Result<SettingChanges> {
+        self.up().await?;
+        self.inner.changes(prefix, since).await
+    }
+
+    async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()> {
+        self.inner.keep(key, value, ttl).await
+    }
+
+    async fn count(&self, key: &str, max: u64, window: Duration) -> Result<Counted> {
+        self.inner.count(key, max, window).await
+    }
+}
