@@ -1,5 +1,5 @@
-//! Pauses of queues: one record `pauses/<pool>/<namespace>/<queue>` of the settings each, for all servers of a pool. Each
-//! server passes them to its dispatcher, which does not fetch from paused queues.
+//! Pauses of queues: one record `pauses/<pool>/<namespace>/<queue>` of the settings each, for all servers of a pool.
+//! Each server passes them to its dispatcher, which does not fetch from paused queues.
 //!
 //! When a pause returns it is in effect on this server: no earlier fetch is in flight. On other servers it takes effect
 //! when they read it, every [`STEP`]. Any server deletes the record of a pause that has ended.
@@ -75,8 +75,9 @@ impl Pauses {
     }
 
     /// Pauses a queue, for `time` or until it is resumed, replacing an earlier pause. In effect on this server when it
-    /// returns; the end that it returns is in the time of day. Fails with [`TooManyPaused`](Error::TooManyPaused) beyond [`MAX_PAUSED`] queues of the namespace; servers
-    /// that pause at the same moment may exceed that by one each.
+    /// returns; the end that it returns is in the time of day. Fails with [`TooManyPaused`](Error::TooManyPaused)
+    /// beyond [`MAX_PAUSED`] queues of the namespace; servers that pause at the same moment may exceed that by one
+    /// each.
     pub async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
         let pause = self.put(queue, |now| {
             let until =
@@ -217,7 +218,7 @@ impl Pauses {
     /// Reads changes, within [`PATIENCE`]. Returns whether that succeeded.
     pub async fn read(&self) -> bool {
         let read = timeout(PATIENCE, self.read_and_clean()).await;
-        let read = read.unwrap_or_else(|_| Err(Error::away("it does not answer")));
+        let read = read.unwrap_or_else(|_| Err(Error::away("no response")));
         self.outage.report(&read);
         read.is_ok()
     }

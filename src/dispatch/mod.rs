@@ -32,8 +32,8 @@
 //! not respond: once, and only to a list that shares exactly one queue with it. After a failed fetch, its queues are
 //! notified again after a second.
 //!
-//! **Paused queues.** A fetch leaves them out, and their notifications are dropped. When a pause ends, the longest waiter's
-//! list fetches.
+//! **Paused queues.** A fetch leaves them out, and their notifications are dropped. When a pause ends, the list of the
+//! longest waiter fetches.
 //!
 //! **Isolation of namespaces.** The number of fetches in flight is bounded. When most of that bound is used, a fetch
 //! that takes long gives up its turn, and each namespace has its own bound ([`turns`]).

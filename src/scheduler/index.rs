@@ -129,8 +129,8 @@ impl Index {
         (bytes != bytes_before).then_some(total)
     }
 
-    /// Updates the counts of a namespace for a replaced schedule; `before` and `after` are existence and size. Returns the
-    /// total size.
+    /// Updates the counts of a namespace for a replaced schedule; `before` and `after` are existence and size. Returns
+    /// the total size.
     fn count(&mut self, namespace: &Namespace, before: (bool, u64), after: (bool, u64)) -> u64 {
         let of = self.of_namespace.entry(namespace.clone()).or_default();
         // The schedule before was counted.

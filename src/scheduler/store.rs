@@ -191,8 +191,7 @@ impl ScheduleStore {
                     }
                 }
             });
-        let done =
-            timeout(PATIENCE, following).await.unwrap_or_else(|_| Err(Error::away("it does not answer")));
+        let done = timeout(PATIENCE, following).await.unwrap_or_else(|_| Err(Error::away("no response")));
         self.outage.report(&done);
         done?;
         followed.1 = Some(Instant::now());
