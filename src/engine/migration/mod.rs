@@ -21,8 +21,6 @@
 //! store: if the source delivers jobs of a later queue, the target is called for the queues before it, and if it has
 //! jobs, the source's jobs are returned. A list of jobs begins with the source's.
 //!
-//! **Schedules** move to the target as soon as a call looks for them; see `mover.rs`.
-//!
 //! **A source that is unavailable or hangs** does not delay calls that the target can serve. Calls wait for it up to
 //! [`PATIENCE`], a little longer while it is slow; then the target's reply counts. By call:
 //!
