@@ -124,7 +124,6 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
         ("GET", path(0)),
         ("GET", format!("{}/peek", path(0))),
         ("DELETE", path(0)),
-        ("POST", format!("{}/pause", path(0))),
     ];
     let mut asked = tokio::task::JoinSet::new();
     for (method, path) in calls.clone() {
@@ -193,8 +192,7 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
         count.parse::<u64>().expect("a number") > 10,
         "calls were sent again while the slot moved: {count}"
     );
-    // All except the pause: pauses are in the first partition.
-    for (method, at) in &calls[..4] {
+    for (method, at) in &calls {
         let at = at.replace(&path(0), &path(7));
         let answer = send(server.api(method, &at, &token)).await;
         assert_503(&answer, "this part of the pool cannot be reached", &at);
@@ -333,10 +331,8 @@ async fn without_enough_replicas_changes_are_refused_and_consumers_go_on() {
             ("POST", format!("{path}/jobs")),
             ("PUT", format!("{path}/bulk")),
             ("DELETE", format!("{path}/job/{id}")),
-            ("POST", format!("{path}/pause")),
         ] {
             let body = if path.ends_with("bulk") { "[\"a\"]" } else { "y" };
-            let body = if path.ends_with("pause") { "" } else { body };
             let answer = send(careful.api(method, &path, &token).body(body)).await;
             assert_503(&answer, "too few replicas", &format!("{method} {path}"));
         }
