@@ -120,7 +120,7 @@ if quotas then
     end
   end
   local used_up = quotas.admit(keys, sizes, gone, staged and job_keys or {})
-  -- The record of a call that stores no job counts too.
+  -- A call that stores no job still stores its record, for which quota must be left.
   if record and #keys == 0 then used_up = quotas.admit_record(lists[1].namespace) end
   if used_up then return answer('quota', used_up) end
 end

@@ -104,8 +104,8 @@ function quotas.admit(keys, sizes, gone, staged)
   for key in pairs(goes) do credited[key] = true end
 end
 
--- Whether there is quota for the record of a publish that stores no job: none once the jobs or the bytes are used up.
--- Returns the same as `admit`.
+-- Like `admit`, for the record of a publish that stores no job: there is no quota for it once the jobs or the bytes are
+-- used up.
 function quotas.admit_record(name)
   local namespace = namespace_called(name)
   if not namespace then return end

@@ -1,8 +1,10 @@
-//! Pauses of queues: one record `pauses/<pool>/<namespace>/<queue>` of the settings each, for all servers of a pool.
-//! Each server passes them to its dispatcher, which does not fetch from paused queues.
+//! Pauses of queues: a record `pauses/<pool>/<namespace>/<queue>` of the settings for each paused queue, shared by all
+//! servers of a pool. Each server passes them to its dispatcher, which does not fetch from paused queues. Independent
+//! of HTTP and of the kinds of stores.
 //!
-//! When a pause returns it is in effect on this server: no earlier fetch is in flight. On other servers it takes effect
-//! when they read it, every [`STEP`]. Any server deletes the record of a pause that has ended.
+//! Once [`Pauses::pause`] has returned, the pause is in effect on this server: no fetch that began before is in flight,
+//! unless the store hangs. Other servers read changes every [`STEP`]. Any server deletes the record of a pause that has
+//! ended.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +30,7 @@ pub const MAX_PAUSED: usize = 1000;
 const STEP: Duration = Duration::from_millis(250);
 /// Timeout of one reading.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// Number of attempts of a change that other servers' changes interfere with.
+/// Maximum number of attempts of a change that conflicts with others.
 const TRIES: usize = 16;
 /// How long the record of an ended pause is kept: other servers' clocks may be behind.
 const KEPT: Millis = 1000;
@@ -74,10 +76,10 @@ impl Pauses {
         Pauses { prefix, store, outage, engine, dispatcher, known: Mutex::default(), changed: Notify::new() }
     }
 
-    /// Pauses a queue, for `time` or until it is resumed, replacing an earlier pause. In effect on this server when it
-    /// returns; the end that it returns is in the time of day. Fails with [`TooManyPaused`](Error::TooManyPaused)
-    /// beyond [`MAX_PAUSED`] queues of the namespace; servers that pause at the same moment may exceed that by one
-    /// each.
+    /// Pauses a queue, for `time` or until it is resumed, replacing an earlier pause. The pause is in effect on this
+    /// server when this returns; the returned end is in the time of day. Fails with
+    /// [`TooManyPaused`](Error::TooManyPaused) beyond [`MAX_PAUSED`] queues of the namespace; servers that pause at the
+    /// same moment may exceed that by one each.
     pub async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
         let pause = self.put(queue, |now| {
             let until =
@@ -144,7 +146,7 @@ impl Pauses {
         Some(Queue { namespace, name })
     }
 
-    /// Records a queue's pause or its absence, here and in the dispatcher.
+    /// Records a queue's pause or its absence, in `records` and in the dispatcher.
     fn see(
         &self,
         records: &mut BTreeMap<Queue, (SettingVersion, Pause)>,
@@ -163,7 +165,7 @@ impl Pauses {
         }
     }
 
-    /// Reads changes.
+    /// Reads changes into `known` and the dispatcher.
     async fn catch_up(&self, known: &mut Known) -> Result<()> {
         let Known { since, records } = known;
         // While all records are read: the queues not read again yet.
@@ -272,7 +274,7 @@ impl Pauses {
     }
 }
 
-/// The first queue of a namespace, in the order of names.
+/// Returns the first possible queue of a namespace, in the order of names.
 fn first_of(namespace: &Namespace) -> Queue {
     Queue { namespace: namespace.clone(), name: QueueName::first() }
 }

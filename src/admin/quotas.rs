@@ -27,9 +27,9 @@ const IN_FORCE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Bounded {
     engine: Arc<dyn Engine>,
-    /// In order of precedence: the first pool with a quota for the namespace counts.
+    /// In order of precedence: the quota of the first pool that has one for a namespace applies.
     pools: Vec<PoolName>,
-    /// As they were set.
+    /// Quotas by namespace, not reduced by the bytes that schedules use.
     quotas: Mutex<Quotas>,
     /// Locked while quotas are sent to the store.
     sent: AsyncMutex<Sent>,
@@ -76,7 +76,7 @@ pub struct QuotaManager {
     outage: Arc<Outage>,
     stores: Vec<Bounded>,
     /// Bytes used by the schedules of each namespace. They count toward its quota, although they are not in the pool's
-    /// store: the store gets a quota that is smaller by them.
+    /// store: the store receives a quota reduced by them.
     schedule_bytes: Mutex<BTreeMap<Scope, u64>>,
 }
 
@@ -152,10 +152,10 @@ impl QuotaManager {
         QuotaManager::wait_until_applied(QuotaManager::record_changes(bounded)).await;
     }
 
-    /// Checks that a namespace has room for a new schedule, or for one that grows, by `more` bytes. Fails with
+    /// Checks that a namespace has room for `more` bytes, of a new schedule or of one that grows. Fails with
     /// [`OverQuota`](Error::OverQuota).
     pub async fn admit_schedule(&self, scope: &Scope, more: u64, is_new: bool) -> Result<()> {
-        // A store that another pool migrates to has that pool's new jobs.
+        // While the pool migrates, its new jobs go to the target: the store that serves more than one pool.
         let Some(store) = self.stores_of(&scope.pool).max_by_key(|store| store.pools.len()) else {
             return Ok(());
         };
@@ -163,7 +163,7 @@ impl QuotaManager {
         let Some(quota) = quota.filter(|quota| more > 0 && quota.counts_jobs()) else { return Ok(()) };
         let used = {
             let _one = store.sent.lock().await;
-            // Usually the store has the same quotas already: this reads the usage.
+            // Usually the store has these quotas already, and this only reads the usage.
             let used = store.engine.set_quotas(&self.without_schedules(store)).await?;
             used.get(&scope.namespace).copied().unwrap_or_default()
         };
@@ -177,7 +177,7 @@ impl QuotaManager {
         }
     }
 
-    /// Bytes of the schedules whose jobs go to this store.
+    /// Returns the bytes of the schedules whose jobs go to this store.
     fn schedule_bytes_in(&self, store: &Bounded, namespace: &Namespace) -> u64 {
         let all = self.schedule_bytes.lock();
         let scope = |pool: &PoolName| Scope { pool: pool.clone(), namespace: namespace.clone() };
@@ -239,11 +239,11 @@ impl QuotaManager {
         Ok(())
     }
 
-    /// Returns the quotas of a store, without the bytes that schedules use.
+    /// Returns the quotas of a store, reduced by the bytes that schedules use.
     fn without_schedules(&self, store: &Bounded) -> Quotas {
         let mut quotas = store.quotas.lock().clone();
         for (namespace, quota) in quotas.iter_mut().filter(|(_, quota)| quota.bytes > 0) {
-            // 0 would be no bound.
+            // 0 would mean no limit.
             quota.bytes = quota.bytes.saturating_sub(self.schedule_bytes_in(store, namespace)).max(1);
         }
         quotas

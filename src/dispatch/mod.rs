@@ -33,7 +33,7 @@
 //! notified again after a second.
 //!
 //! **Paused queues.** A fetch leaves them out, and their notifications are dropped. When a pause ends, the list of the
-//! longest waiter fetches.
+//! queue's longest waiter fetches.
 //!
 //! **Isolation of namespaces.** The number of fetches in flight is bounded. When most of that bound is used, a fetch
 //! that takes long gives up its turn, and each namespace has its own bound ([`turns`]).

@@ -1,4 +1,4 @@
-//! Which queues are paused. Plain data: [`pausing`](super::pausing) changes it.
+//! The paused queues of a dispatcher, as plain data. [`pausing`](super::pausing) changes them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,10 +22,10 @@ impl Pause {
     }
 }
 
-/// The paused queues of a dispatcher. Those whose pause has ended stay until they are resumed.
+/// The paused queues. One whose pause has ended keeps its entry until it is resumed.
 #[derive(Debug, Default)]
 pub struct PausedQueues {
-    /// Number of entries: while it is 0, nothing takes the lock.
+    /// Number of entries. While it is 0, readers do not take the lock.
     count: AtomicUsize,
     pub by_queue: RwLock<BTreeMap<Queue, Pause>>,
 }
@@ -68,11 +68,11 @@ impl PausedQueues {
     }
 }
 
-/// The part of a list that a fetch reads.
+/// The part of a list that a fetch reads: the queues that are not paused.
 #[derive(Debug)]
 pub enum Open {
     All,
-    /// The rest is paused.
+    /// These queues; the rest is paused.
     Some(Wanted),
     /// All of it is paused.
     None,

@@ -12,17 +12,17 @@ use super::paused::{Open, Pause};
 use super::request::Wanted;
 use crate::name::{Namespace, Queue, QueueName};
 
-/// How long [`Dispatcher::fetches_ended`] waits for fetches of a store that hangs.
+/// Longest wait of [`Dispatcher::fetches_ended`], for a store that hangs.
 const LONGEST_FETCH: Duration = Duration::from_secs(5);
 
 impl Dispatcher {
-    /// Stops deliveries from a queue, replacing an earlier pause. Fetches in flight may still deliver:
-    /// see [`fetches_ended`](Dispatcher::fetches_ended).
+    /// Pauses a queue, replacing an earlier pause. Fetches in flight may still deliver its jobs: see
+    /// [`fetches_ended`](Dispatcher::fetches_ended).
     pub fn pause(&self, queue: &Queue, pause: Pause) {
         self.paused.set(queue, Some(pause));
     }
 
-    /// Waits until no fetch that has begun before may deliver jobs of this queue. A fetch that hangs is not waited for.
+    /// Waits until no fetch that began before this call can deliver jobs of this queue, at most [`LONGEST_FETCH`].
     pub async fn fetches_ended(&self, queue: &Queue) {
         let upto = self.lists.lock().moment();
         let ended = async {

@@ -210,13 +210,13 @@ pub struct Once {
 }
 
 impl Once {
-    /// Creates that of a client's request.
+    /// Returns the identity of a client's request.
     pub fn request(key: IdempotencyKey, fingerprint: Fingerprint) -> Once {
         Once { key, fingerprint, kind: OnceKind::Request }
     }
 }
 
-/// Minimum time for which a request with a [`Once`] is remembered.
+/// Minimum time for which a client's request with a [`Once`] is remembered.
 pub const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// Kind of an idempotent publish.
@@ -428,7 +428,7 @@ pub struct QueueView {
 }
 
 impl QueueView {
-    /// Returns the figures of a queue without jobs.
+    /// Returns the statistics of a queue without jobs.
     pub fn empty(queue: Queue) -> QueueView {
         let none = Some(0);
         QueueView { queue, ready: none, delayed: none, running: none, dead: none, oldest_ready_age: None }

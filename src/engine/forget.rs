@@ -6,9 +6,9 @@ use crate::error::{Error, Result};
 use crate::job::JobState;
 use crate::name::Queue;
 
-/// Deletes the delayed, dead and ready jobs of a queue, ends its pause, and removes its name. Running jobs continue;
-/// one that returns adds the name again, and so does a job published meanwhile. In bounded steps: a call that fails in
-/// between has deleted some of the jobs, and can be repeated.
+/// Deletes the delayed, dead and ready jobs of a queue, and removes its name. Running jobs continue; one that returns
+/// adds the name again, and so does a job published meanwhile. In bounded steps: a call that fails in between has
+/// deleted some of the jobs, and can be repeated.
 pub async fn forget(engine: &dyn Engine, queue: &Queue) -> Result<()> {
     let mut cursor = None;
     loop {

@@ -39,12 +39,11 @@
 //! |---|---|---|
 //! | Has a delivery ended? | the store | by the receipt, in the step that depends on it |
 //! | Is a key taken? Was this request executed before? | the store | in the step that publishes |
-//! | Is a queue paused? | the store | a consume treats it as empty; notifiers are called when its pause ends |
+//! | Is a queue paused? | the dispatcher | it does not fetch from paused queues; stores know no pauses |
 //! | Which queue is served first? | the dispatcher | by the [`QueueList`] of each consume; stores know no weights |
 //! | Is the quota of a namespace used up? | the store | in the step that publishes |
 //! | Is an equal request in flight in this process? | HTTP | the store executes one, and replays it to the other |
-//! | Was this occurrence decided before? | the store | in the step that places it |
-//! | When is the next occurrence? | the scheduler | it passes the due time to the store, which records it |
+//! | Was this occurrence decided before? | the scheduler | by its record in the settings; stores know no schedules |
 //! | What is the text of a response? | HTTP | a store remembers the result of a publish, not the response |
 //! | Limits, sizes, defaults | HTTP | invalid input never reaches a store |
 
@@ -118,9 +117,9 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Stores the jobs of a [`Publication`], and deletes the job that it replaces: all in one step, or nothing. Checks
     /// first whether the call was executed before ([`Published::Replay`], [`Published::Mismatch`]), then for stored ids
     /// and duplicate keys, which fail the whole call, then for taken keys ([`Published::Conflict`]). A job without a
-    /// key and an instant costs nothing extra. If the call has a [`Once`], the result [`Published::Done`] is remembered
-    /// for [`REMEMBERED`] in the same step; no other result is. Jobs are ready at once, in the order given, or delayed.
-    /// A store without room rejects the call, and continues to serve other calls.
+    /// key and an instant costs nothing extra. If the call has a [`Once`], the result [`Published::Done`] is
+    /// [remembered](OnceKind::remembered) in the same step; no other result is. Jobs are ready at once, in the order
+    /// given, or delayed. A store without room rejects the call, and continues to serve other calls.
     async fn publish(&self, publication: Publication) -> Result<Published>;
 
     /// Returns the result of [`publish`](Engine::publish) for a repeated call with this [`Once`]: [`Published::Replay`]
@@ -133,9 +132,8 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Delivers up to `ttrs.len()` ready jobs, oldest first: from the first queue of the list, then from the second,
     /// and so on. The n-th job may run for the n-th ttr, after which it becomes ready again; it has one try less. Acked
     /// and expired jobs are skipped, a bounded number per call. Fewer jobs than requested without
-    /// [`more`](Consumed::more) mean that the queues were empty. `ttrs` has 1 to [`MAX_CONSUME`] elements. A paused
-    /// queue is treated as empty. [`Unseen`](crate::error::Error::Unseen): no job was found, and a part of a queue
-    /// could not be read.
+    /// [`more`](Consumed::more) mean that the queues were empty. `ttrs` has 1 to [`MAX_CONSUME`] elements.
+    /// [`Unseen`](crate::error::Error::Unseen): no job was found, and a part of a queue could not be read.
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed>;
 
     /// Returns jobs that [`consume`](Engine::consume) delivered and no consumer received: each is ready again at the
@@ -154,7 +152,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Ends a delivery: the job returns to its queue, or moves to the dead letter. See [`Release`].
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>>;
 
-    /// Returns the job that the next consume of this queue would deliver if the queue were not paused.
+    /// Returns the job that the next consume of this queue would deliver.
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>>;
 
     /// Returns a job by its id or key, in any state, with its body and the requested fields.
@@ -197,11 +195,11 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Returns once this process has stored a job that is due earlier than the last pump's `next`.
     async fn due_earlier(&self);
 
-    /// Returns a page of a namespace's queues, sorted by name: up to `limit`, 1 to [`MAX_LISTED`], after `after`.
-    /// Includes queues that jobs were published to, and paused ones; a store may drop queues that have been empty for
-    /// long. Work and result of one call are bounded. Over all pages a queue that exists throughout is returned once. A
-    /// store that must sort the names first does so once for all callers: first pages wait some seconds for it, and
-    /// then fail with [`Overloaded`](crate::error::Error::Overloaded).
+    /// Returns a page of a namespace's queues that jobs were published to, sorted by name: up to `limit`, 1 to
+    /// [`MAX_LISTED`], after `after`. A store may drop queues that have been empty for long. Work and result of one
+    /// call are bounded. Over all pages a queue that exists throughout is returned once. A store that must sort the
+    /// names first does so once for all callers: first pages wait some seconds for it, and then fail with
+    /// [`Overloaded`](crate::error::Error::Overloaded).
     async fn list_queues(
         &self,
         namespace: &Namespace,
@@ -219,12 +217,12 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// Replaces all quotas. From now on a publish that would exceed the quota of a namespace fails as a whole with
     /// [`OverQuota`](crate::error::Error::OverQuota). A job replaced in the same step does not count; calls that store
-    /// nothing never fail for it. A store with other writers may count their changes and expired jobs late. Returns once
-    /// existing jobs are counted or will be soon: the usage of the namespaces whose jobs or bytes are bounded.
+    /// nothing never fail for it. A store with other writers may count their changes and expired jobs late. Returns
+    /// once existing jobs are counted or will be soon: the usage of the namespaces whose jobs or bytes are bounded.
     async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>>;
 
-    /// Attaches a notifier of queues that may have new ready jobs: called at once if this process made them ready, soon if
-    /// another process did and the queue is [watched](Engine::watch).
+    /// Attaches a notifier of queues that may have new ready jobs: called at once if this process made them ready, soon
+    /// if another process did and the queue is [watched](Engine::watch).
     fn attach(&self, notifier: Weak<dyn Notifier>);
 
     /// Watches a queue that a consumer waits for. The notifier says for how long.

@@ -170,7 +170,7 @@ impl Sampler {
         self.ask(PATIENCE, &mut last).await;
     }
 
-    /// A queue was paused or resumed: the next page shows it so.
+    /// Records that a queue was paused or resumed, so that the next page shows it.
     pub fn changed(&self, queue: &Queue) {
         self.metrics.changed(queue);
     }

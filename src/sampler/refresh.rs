@@ -13,7 +13,7 @@ use crate::job::JobId;
 use crate::name::Queue;
 
 impl Sampler {
-    /// Refreshes the queues changed since they were sampled, and `shown`, the queue of a page. Where the store does not
+    /// Refreshes the queues changed since they were sampled, and `shown`, the queue of a page. If the store does not
     /// reply, the sample is unchanged.
     pub async fn refresh(&self, shown: Option<&Queue>) {
         let mut queues = self.metrics.take_changed();
@@ -51,8 +51,7 @@ impl Sampler {
         *self.latest.write() = Arc::new(sample);
     }
 
-    /// Returns a queue as its store lists it. One that the list does not have may be known to others: its sizes are
-    /// counted. `None` if it has no jobs.
+    /// Returns a queue as its store lists it, or only its sizes if the list lacks it. `None` if it has no jobs.
     async fn view(&self, queue: &Queue) -> Result<Option<QueueView>> {
         let Queue { namespace, name } = queue;
         let page = self.engine.list_queues(namespace, name.just_before().as_ref(), 1).await?;

@@ -39,8 +39,8 @@ pub fn job_id(namespace: &Namespace, name: &ScheduleName, occurrence: &Occurrenc
     JobId::from_parts(occurrence.due, hash.digest(), 0, true)
 }
 
-/// The idempotency key under which the job of an occurrence is published, from its schedule and [`job_id`]. No request can
-/// have the same one: a header has no byte of value 0.
+/// Returns the idempotency key of an occurrence's publish, made of the schedule's name and [`job_id`]. No client can
+/// use the same key, since a header cannot contain a byte of value 0.
 pub fn occurrence_key(name: &ScheduleName, id: JobId) -> IdempotencyKey {
     let key = [b"schedule\0", name.as_str().as_bytes(), b"\0", id.to_string().as_bytes()].concat();
     IdempotencyKey::new(&key).expect("a name has at most 100 bytes, and an id 27")

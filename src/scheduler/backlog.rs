@@ -1,5 +1,5 @@
 //! This process's view of late occurrences: whether the task for them is busy, the schedules that are catching up, and
-//! how long something has been owed. A cache: the store decides, and all of this may be lost.
+//! how long something has been owed. A cache: the records decide, and all of this may be lost.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use super::record::Schedule;
 use super::stored::ScheduleId;
 use crate::clock::Millis;
 
-/// Maximum number of entries of `going`. Further schedules are read again from the store.
+/// Maximum number of entries of `going`. Further schedules are read again from the settings.
 const MOST_GOING: usize = 1000;
 /// Maximum number of entries of `owing`.
 const MOST_OWING: usize = 10_000;
@@ -32,8 +32,8 @@ pub struct Late {
     done_times: AtomicU64,
     /// Schedules with a backlog, as the last step left them.
     going: Mutex<BTreeMap<ScheduleId, Schedule>>,
-    /// Due time of the oldest occurrence owed by a schedule that is not due in the store yet, and when that was
-    /// recorded.
+    /// Due time of the oldest occurrence owed by a schedule that is not due by its record yet, and when that was
+    /// noted.
     owing: Mutex<HashMap<ScheduleId, (Millis, Instant)>>,
 }
 

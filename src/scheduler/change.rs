@@ -1,5 +1,5 @@
-//! Requests that set, delete, pause and resume a schedule. Each is one step of the store with a compare-and-swap, and
-//! is retried after a conflict.
+//! Requests that set, delete, pause and resume a schedule. Each is one compare-and-swap of its record, and is retried
+//! after a conflict.
 
 use super::condition::{Condition, NotChanged, TRIES};
 use super::core::Scheduler;
@@ -18,9 +18,9 @@ const MOST_BEFORE: usize = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Run {
     Real,
-    /// Writes nothing, and returns the result that the store would give.
+    /// Writes nothing, and returns the result that a real run would give.
     Dry,
-    /// Like `Dry`, without checking the store's bounds. Returns the current revision.
+    /// Like `Dry`, without checking bounds and quotas. Returns the current revision.
     Unasked,
 }
 

@@ -4,6 +4,7 @@ use crate::error::Error;
 
 /// Maximum number of attempts of a change that conflicts with others.
 pub const TRIES: usize = 16;
+
 /// Preconditions of a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {

@@ -1,4 +1,4 @@
-//! State shared by placing and changing schedules: the pool's store, the zone database, metrics.
+//! State shared by placing and changing schedules: the stores of schedules and jobs, the zone database, metrics.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,11 +36,11 @@ pub struct Scheduler {
     pub troubles: Troubles,
     /// Whether the log already says that other servers have a newer zone database.
     is_behind: AtomicBool,
-    /// Number of steps by servers with an older zone database, as reported by the store.
+    /// Number of records seen that servers with an older zone database wrote.
     pub by_older: AtomicU64,
-    /// Number of steps by servers with a newer zone database.
+    /// Number of records seen that servers with a newer zone database wrote.
     by_newer: AtomicU64,
-    /// Latest time of day read from the store.
+    /// Latest time of day of the pool.
     heard: AtomicU64,
     /// Number of times it was set back by more than [`RAN_AHEAD`] since the start.
     set_back: AtomicU64,
@@ -83,7 +83,7 @@ impl Scheduler {
         }
     }
 
-    /// Records the store's time of day. If it was set back, schedules decided by the clock that ran ahead need
+    /// Records the pool's time of day. If it was set back, schedules decided by the clock that ran ahead need
     /// correction: a walk through all schedules finds them.
     pub fn hear_time(&self, now: Millis) {
         if now.saturating_add(RAN_AHEAD) < self.heard.swap(now, Ordering::Relaxed) {
@@ -136,7 +136,7 @@ impl Scheduler {
         }
     }
 
-    /// Records the number of steps by each version of the zone database.
+    /// Records the number of records seen, by the version of the zone database that computed them.
     pub fn hear(&self, by: &BTreeMap<Box<str>, u64>) {
         let older = by.iter().filter(|(by, _)| self.zones.is_newer_than(by)).map(|(_, count)| count);
         let older: u64 = older.sum();
@@ -145,7 +145,7 @@ impl Scheduler {
         }
         let newer = || by.iter().filter(|(by, _)| self.zones.is_older_than(by));
         let count: u64 = newer().map(|(_, count)| count).sum();
-        // The first reading is not evidence: the servers that took these steps may have stopped.
+        // The first reading is not evidence: the servers that wrote these records may have stopped.
         let before = self.by_newer.swap(count, Ordering::Relaxed);
         if before != UNHEARD
             && count > before

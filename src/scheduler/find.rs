@@ -26,7 +26,7 @@ pub enum FoundSchedule {
 /// A page of a namespace's schedules.
 #[derive(Debug)]
 pub struct FoundPage {
-    /// The store's time of day.
+    /// The pool's time of day.
     pub now: Millis,
     pub schedules: Vec<FoundSchedule>,
     /// The name after which the next page begins.
@@ -84,14 +84,13 @@ impl Scheduler {
         found
     }
 
-    /// Returns a schedule, and the store's time of day.
+    /// Returns a schedule, and the pool's time of day.
     pub async fn get(&self, id: &ScheduleId) -> Result<(Schedule, Millis), NotChanged> {
         let (found, now) = self.find(id).await?;
         Ok((found.ok_or(NotChanged::NotFound)?.whole()?, now))
     }
 
-    /// Returns schedules of a namespace whose names begin with `prefix`, after `after`, without
-    /// those moved to another pool.
+    /// Returns schedules of a namespace whose names begin with `prefix`, after `after`, in the order of their names.
     pub async fn page(
         &self,
         namespace: &Namespace,
@@ -124,7 +123,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns a schedule if it exists, and the store's time of day.
+    /// Returns a schedule if it exists, and the pool's time of day.
     pub async fn find(&self, id: &ScheduleId) -> Result<(Option<FoundSchedule>, Millis), NotChanged> {
         let (found, now) = (self.store.get(id).await?, self.store.now());
         Ok((found.map(|stored| self.read(stored, now)), now))

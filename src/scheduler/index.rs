@@ -15,7 +15,7 @@ use crate::settings::SettingVersion;
 /// Time for which other servers leave a due schedule to the one that wrote its record.
 pub const GRACE: Millis = 250;
 
-/// With less room than this, other servers' latest schedules count.
+/// With less room than this, other servers' changes are read before a schedule is created.
 const NEAR: u64 = 1000;
 
 /// Entry of one schedule.
@@ -28,18 +28,18 @@ struct Known {
     is_own: bool,
     /// Size of its setting.
     bytes: u64,
-    /// Whether it was read before a reading of all records that has not reached it yet.
+    /// Set when a reading of all records begins, until it reaches this one: a failover may have lost this version.
     may_be_lost: bool,
 }
 
-/// The schedules of a namespace.
+/// Number of a namespace's schedules, and the size of their settings.
 #[derive(Clone, Copy, Debug, Default)]
 struct OfNamespace {
     count: u64,
     bytes: u64,
 }
 
-/// All schedules of a pool.
+/// The index of a pool's schedules.
 #[derive(Debug, Default)]
 pub struct Index {
     /// Name of this server in records.
@@ -106,8 +106,8 @@ impl Index {
         Index { server, ..Index::default() }
     }
 
-    /// Records the head of a schedule's record and the size of its setting; `None`: it was deleted. A record older than
-    /// the known one is ignored, and so is a deletion older than the known record. Returns the total size of the
+    /// Updates the index from the head of a schedule's record and the size of its setting; `None`: it was deleted. A
+    /// record or a deletion older than the known record is ignored. Returns the total size of the
     /// namespace's settings if it has changed.
     pub fn see(
         &mut self,
@@ -183,8 +183,8 @@ impl Index {
         self.known.get(id).is_some_and(|known| known.version >= version && !known.may_be_lost)
     }
 
-    /// Begins a reading of all records. Records that it reads replace the entries known now, also later ones, which a
-    /// failover has lost.
+    /// Begins a reading of all records. It replaces known entries even by earlier versions, since a failover has lost
+    /// the later ones.
     pub fn begin(&mut self) {
         self.known.values_mut().for_each(|known| known.may_be_lost = true);
         self.unmet = Some(self.known.keys().cloned().collect());
@@ -240,7 +240,7 @@ impl Index {
         let mut due = Due::default();
         let upcoming = self.due.range(from..).flat_map(|(next, ids)| ids.iter().map(move |id| (*next, id)));
         for (next, id) in upcoming {
-            // Nothing from here on is due before the known next one.
+            // No further schedule is due before the next one found so far.
             if due.next.is_some_and(|known| known <= next) {
                 break;
             }
@@ -251,7 +251,7 @@ impl Index {
                 continue;
             }
             due.next = Some(due.next.map_or(at, |known| known.min(at)));
-            // The next check comes before anything later is due.
+            // The next check takes place before any later schedule is due.
             if due.ids.len() >= limit || next > now.saturating_add(GRACE) {
                 break;
             }
@@ -277,8 +277,8 @@ mod tests {
         serde_json::from_value(text).expect("a head")
     }
 
-    /// Guards against two servers that place every occurrence at the same moment, and against a schedule that stops when
-    /// its server dies.
+    /// Guards against two servers that place every occurrence at the same moment, and against a schedule that stops
+    /// when its server dies.
     #[test]
     fn who_placed_it_last_goes_first() {
         let mut index = Index::new("me".into());

@@ -1,11 +1,15 @@
 //! Schedules of a pool: places due occurrences, and executes changes. Decisions are made by [`schedule`], and all state
-//! is in the pool's store; memory is only a cache, so any number of servers can run this at the same time.
+//! is in the settings; memory is only a cache, so any number of servers can run this at the same time. Independent of
+//! HTTP, and of the kinds of stores.
 //!
 //! - [`run`](fn@run): the task that places occurrences due now. Sleeps until the next one, or a change by this process.
 //! - [`catch_up`](fn@catch_up): the task for late occurrences and walks through all schedules (`walk`); `backlog`: its
 //!   state.
-//! - `record`: a schedule and its encoding; `place`: one check of a schedule; `change`, `run` and `find`: requests;
-//!   `condition`: their preconditions; `core`: shared state; `troubles`: errors that could not be written to a record.
+//! - `store`: the records of a pool's schedules, and the step of one; `stored`: the encoding of a record; `index`: due
+//!   times in memory.
+//! - `record`: a decoded schedule, and the encoding of its setting and progress; `place`: one check of a schedule;
+//!   `change`, `run` and `find`: requests; `condition`: their preconditions; `core`: shared state; `troubles`: errors
+//!   that could not be written to a record.
 //!
 //! [`schedule`]: crate::schedule
 

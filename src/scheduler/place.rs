@@ -1,5 +1,5 @@
-//! One check of a schedule. A single step of the store publishes the job of a due occurrence, and writes the history
-//! and the time of the next check.
+//! One check of a schedule. Its step publishes the job of a due occurrence, and then writes the history and the time of
+//! the next check to the record. If a server dies in between, the next one repeats the publish, which has no effect.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub enum Looked {
     Postponed,
     /// The schedule has changed since it was read.
     Stale,
-    /// The store's clock was set back to before the due time.
+    /// The pool's clock was set back to before the due time.
     Early,
 }
 
@@ -294,7 +294,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the write of a step without a job.
+    /// Returns the record that a step without a job writes.
     pub fn put(&self, schedule: &Schedule, state: ScheduleState, next: Option<Millis>) -> SchedulePut {
         SchedulePut {
             setting: schedule.to_setting(),
@@ -316,7 +316,8 @@ impl Scheduler {
         self.store.step(ScheduleStep { id, expected, put }).await
     }
 
-    /// Returns the job of an occurrence.
+    /// Returns the publication of an occurrence's job. Its id and idempotency key depend only on the schedule's name
+    /// and the occurrence, so that a repeated publish stores no second job, even after a change of the setting.
     fn job_of(&self, schedule: &Schedule, Place { occurrence, caught_up }: &Place) -> Publication {
         let ScheduleId { namespace, name } = &schedule.id;
         let id = schedule::job_id(namespace, name, occurrence);

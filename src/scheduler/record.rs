@@ -1,5 +1,6 @@
 //! A schedule, and its encoding as the two texts of a record: setting and progress. A step writes the intended outcome
-//! of its job as `pending`; the store adds the result, and the next reader combines both into a history entry.
+//! of its job as `pending`, and the result of the publish beside it; the next reader combines both into a history
+//! entry.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -152,7 +153,7 @@ impl Schedule {
         self.setting.when(zones, self.state.progress.every_set_at)
     }
 
-    /// Returns its state, which the store counts.
+    /// Returns its state, for statistics.
     pub fn state_at(&self, when: Option<&When>, now: Millis) -> ScheduleState {
         match when {
             _ if self.state.progress.is_paused(now) => ScheduleState::Paused,

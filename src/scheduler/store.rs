@@ -1,7 +1,7 @@
-//! The schedules of a pool in the settings store, one record each at `schedules/<pool>/<namespace>/<name>`, and the step
+//! The schedules of a pool in the settings store, one record `schedules/<pool>/<namespace>/<name>` each, and the step
 //! that advances one: it publishes the job under an idempotency key derived from schedule and occurrence, and then
-//! replaces the record if it is unchanged. A server that dies in between, or loses the second part, does no harm: the
-//! server that repeats the step gets the same job.
+//! replaces the record if it is unchanged. If a server dies in between, or another server replaces the record first,
+//! the repeated publish returns the same job. Does not interpret settings and progress.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -164,13 +164,13 @@ impl ScheduleStore {
         self.follow(Duration::MAX).await
     }
 
-    /// Updates the index, unless that was done within `age`.
+    /// Reads other servers' changes into the index, unless that was done within `age`.
     async fn follow(&self, age: Duration) -> Result<()> {
         let mut followed = self.followed.lock().await;
         if followed.1.is_some_and(|at| at.elapsed() < age) {
             return Ok(());
         }
-        // Most changes are this server's own.
+        // Most changes were made by this server.
         let is_known =
             |key: &str, version| self.id(key).is_some_and(|id| self.index.lock().knows(&id, version));
         let following =
@@ -247,8 +247,8 @@ impl ScheduleStore {
         Ok(self.index.lock().len())
     }
 
-    /// Returns schedules that are due by the pool's time of day. Their records are read from the store, so that schedules
-    /// deleted or paused before this call are not included.
+    /// Returns schedules that are due by the pool's time of day. Reads their records, so that schedules deleted or
+    /// paused before this call are not included.
     pub async fn due(&self, list: DueList) -> Result<DueSchedules> {
         self.follow(FOLLOW).await?;
         let now = self.now();
@@ -353,7 +353,7 @@ impl ScheduleStore {
         }
         let mut revision = self.known_floor.load(Ordering::Relaxed) + 1;
         let mut stepped = self.write(id, revision, None, &put).await?;
-        // A schedule of this name that was deleted before has raised the floor before.
+        // The deletion of an earlier schedule of this name has raised the floor before this write.
         while let Stepped::Done { version, .. } = stepped {
             let floor = self.floor().await?.0;
             if floor < revision {
@@ -376,7 +376,7 @@ impl ScheduleStore {
 
     /// Deletes a schedule if it is still `expected`. Returns whether it was deleted.
     pub async fn delete(&self, id: &ScheduleId, expected: ScheduleVersion) -> Result<bool> {
-        // First, so that no schedule of this name gets this revision again.
+        // Before the deletion, so that no later schedule of this name gets this revision again.
         self.raise_floor(expected.revision).await?;
         match self.settings.put(&self.key(id), None, Some(expected.record)).await? {
             Put::Done(version) => {

@@ -65,7 +65,7 @@ pub struct ScheduleVersion {
     pub record: SettingVersion,
 }
 
-/// The setting.
+/// Setting of a schedule, encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleSetting {
     /// Queue of its jobs.
@@ -78,7 +78,7 @@ pub struct ScheduleSetting {
 /// The result of placing a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Landed {
-    /// By the store's time of day.
+    /// By the pool's time of day.
     pub at: Millis,
     pub placed: Placed,
 }
@@ -159,7 +159,7 @@ impl Head {
 }
 
 impl ScheduleSetting {
-    /// Its size in a record.
+    /// Returns its size in a record.
     pub fn bytes(&self) -> u64 {
         (self.text.len() + self.body.len()) as u64
     }
@@ -284,7 +284,7 @@ pub enum Stepped {
     Refused(String),
     /// The record is not the expected one, and has not changed.
     Stale,
-    /// The store's time of day is before `not_before`. Nothing has changed.
+    /// The pool's time of day is before `not_before`. Nothing has changed.
     TooEarly,
     /// The maximum number of schedules exists already. Nothing has changed.
     TooMany,

@@ -1,7 +1,7 @@
 //! The task that places occurrences that are due now. It reads due schedules, processes them concurrently, and repeats;
-//! when none is due it sleeps until the next one or a change by this process, at most a second if other servers may
-//! write to the store or its clock may be set. Occurrences that have been due for longer, and backlogs, are left to the
-//! task in `late`, so that they never delay this task.
+//! when none is due it sleeps until the next one or a change by this process, but not longer than the interval at which
+//! it reads other servers' changes. Occurrences that have been due for longer, and backlogs, are left to the task in
+//! `late`, so that they never delay this task.
 
 use std::io;
 use std::sync::Arc;

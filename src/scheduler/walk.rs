@@ -1,6 +1,6 @@
 //! A walk through all schedules: recomputes the next check of those written by a server with an older zone database,
 //! and corrects those decided by a clock that ran ahead. A walk starts with the server, when a server with an older
-//! database has taken steps, and when the store's clock was set back.
+//! database has written records, and when the pool's clock was set back.
 
 use std::time::{Duration, Instant};
 

@@ -21,7 +21,7 @@ const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// Upper bound on the wait for the schedules to be read.
 const SCHEDULES_READ: Duration = Duration::from_secs(1);
-/// Pause before the settings are read again that could not be read.
+/// Pause before another attempt to read the settings.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Starts all of them. Returns once the pauses are known, and the quotas are in effect or a second has passed.
@@ -34,7 +34,8 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
         let keeps = pool.pauses.clone().run(tasks.stopping().clone());
         tasks.spawn_essential(format!("the pauses of pool {}", pool.name), keeps);
     }
-    // Schedules count toward quotas. With very many of them, or an outage, the quotas take effect first.
+    // Schedules count toward quotas. If there are too many to read in time, or during an outage, the quotas take effect
+    // first.
     let begun = state.pools.values().map(|pool| timeout(SCHEDULES_READ, pool.scheduler.store.begin()));
     together::all(begun).await;
     for store in state.access.quotas.stores() {

@@ -97,9 +97,10 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
         ServedPool { name, engine, dispatcher, ids: Arc::default(), outage }
     });
     let served: Vec<ServedPool> = served.collect();
-    // A directory has one server, whatever its process: no other one is waited for.
+    // A directory has one server at a time. A fixed name makes its records its own after a restart too, so that their
+    // occurrences are not delayed for another server.
     let has_own_settings = config.admin_redis.is_none() && config.pool[DEFAULT_POOL].path.is_some();
-    // Two servers may have the same name.
+    // Servers on different machines may have equal names, so the id is random.
     let server_id = random::ulid().to_string();
     let schedule_server = if has_own_settings { "the only server" } else { &*server_id };
     let push_server = PushServer {

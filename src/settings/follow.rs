@@ -1,4 +1,5 @@
-//! Follows the records of a prefix, for caches: which were put or deleted since the last call.
+//! Follows the records of a prefix for caches: reports those put or deleted since the last call. Independent of their
+//! contents.
 
 use std::collections::BTreeSet;
 
@@ -12,18 +13,19 @@ const AT_A_TIME: usize = 64;
 /// A step of [`follow`].
 #[derive(Debug)]
 pub enum RecordChange {
-    /// All records follow, up to [`End`](RecordChange::End). Those known before and not among them are deleted, and those
-    /// known in a later version were lost by a failover.
+    /// All records follow, up to [`End`](RecordChange::End). A known record that is not among them was deleted, and a
+    /// failover has lost every known version later than the reported one.
     Begin,
     Put(String, Record),
-    /// It was deleted, no later than by this version.
+    /// The record was deleted, at this version or before.
     Gone(String, SettingVersion),
     End,
 }
 
-/// Reports the records of `prefix` that have changed since `since`, and advances it; changes that `is_known` are not
-/// read. A record is reported as it is when it is read, which may be later than its change. After an error `since`
-/// stays, so that the next call reports them again; a [`Begin`](RecordChange::Begin) may then come without its end.
+/// Reports to `see` the records of `prefix` that have changed since `since`, and advances `since`. Changes for which
+/// `is_known` returns `true` are not read. A record is reported in its current version, which may be later than the
+/// change. After an error the next call reports the remaining changes, and perhaps some again; a
+/// [`Begin`](RecordChange::Begin) may then lack its [`End`](RecordChange::End).
 pub async fn follow(
     store: &dyn SettingsStore,
     prefix: &str,

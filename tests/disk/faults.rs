@@ -447,7 +447,7 @@ fn a_bad_sector_in_what_an_open_reads_can_be_repaired() {
     with_faults("child_bad_sector_at_the_start");
 }
 
-/// What a killed process, or a sync that failed, has left in the system's memory alone, and an open relies on, is written
+/// What a killed process or a failed sync has left only in the system's memory, and what an open relies on, is written
 /// and synced first.
 #[tokio::test]
 async fn child_syncs_at_the_start() {
@@ -504,7 +504,7 @@ fn a_repair_syncs_the_lists_of_tables_before_older_ones_go() {
     with_faults("child_syncs_of_a_repair");
 }
 
-/// Guards against a list that is given up, and all its jobs' tries with it, because the machine had no file left to open.
+/// Guards against a list that is discarded, with all its jobs' tries, because the machine could open no more files.
 #[tokio::test]
 async fn child_too_many_open_files() {
     let Some(dir) = child() else { return };

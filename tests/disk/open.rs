@@ -273,7 +273,8 @@ async fn no_flipped_bytes_are_served_as_a_body() {
             engine.close().await;
         }
     }
-    // A file of the log whose groups are all in tables by then is not read: tests/disk/damage.rs has logs that are needed.
+    // A file of the log whose groups are all in tables by then is not read. tests/disk/damage.rs has logs that are
+    // needed.
     assert!(corrupt > 0, "refused {refused}, corrupt {corrupt}, without effect {whole}");
 }
 

@@ -41,7 +41,7 @@ pub struct Gated<E> {
     unreachable: Mutex<Option<JobId>>,
     silent: AtomicBool,
     state: watch::Sender<State>,
-    /// Number of calls after which each fails; `None` for no limit.
+    /// Number of calls left before all fail; `None`: no limit.
     calls_left: Mutex<Option<usize>>,
     /// Consumes of this namespace hang, and what gives its jobs back.
     hung_namespace: watch::Sender<Option<String>>,
@@ -91,7 +91,7 @@ impl<E: Engine> Gated<E> {
         self.state.send_replace(state);
     }
 
-    /// Makes all calls fail after `calls` further ones, as if the caller had died; `None` ends that.
+    /// Makes all calls fail after `calls` more, as if the caller had died; `None` ends that.
     pub async fn set_calls_left(&self, calls: Option<usize>) {
         *self.calls_left.lock().await = calls;
     }
@@ -101,7 +101,7 @@ impl<E: Engine> Gated<E> {
         self.hung_queue.send_replace(queue.map(str::to_owned));
     }
 
-    /// Fails, or waits, as calls do now.
+    /// Fails or waits as calls currently do. Counts as a call.
     pub async fn up(&self) -> Result<()> {
         if let Some(left) = &mut *self.calls_left.lock().await {
             *left = left.checked_sub(1).ok_or_else(|| Error::away("the test says so"))?;

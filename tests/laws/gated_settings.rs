@@ -1,4 +1,4 @@
-//! A settings store that refuses, hangs and dies as tests say.
+//! A wrapper of a settings store that can refuse puts, hang, and fail as if its server had died.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,10 +13,11 @@ use tokio::sync::watch;
 use crate::gated::Gated;
 use crate::support::model::ModelEngine;
 
+/// Stands before `inner`.
 #[derive(Debug)]
 pub struct GatedSettings {
     inner: Arc<dyn SettingsStore>,
-    /// Whose calls are counted together with those of this store.
+    /// A store whose state and limit of calls also apply to this one.
     beside: Option<Arc<Gated<ModelEngine>>>,
     /// Number of puts to refuse.
     refused_puts: AtomicUsize,
@@ -29,12 +30,12 @@ impl GatedSettings {
         Arc::new(GatedSettings { inner, beside, refused_puts: AtomicUsize::new(0), scans_hang })
     }
 
-    /// The next puts are refused, as by a Redis without memory.
+    /// Makes the next `puts` puts fail, as on a Redis without memory.
     pub fn refuse_puts(&self, puts: usize) {
         self.refused_puts.store(puts, Ordering::SeqCst);
     }
 
-    /// Whether scans hang from now on.
+    /// Makes scans hang until it is called with `false`.
     pub fn hang_scans(&self, hang: bool) {
         self.scans_hang.send_replace(hang);
     }

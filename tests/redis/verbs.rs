@@ -1,5 +1,5 @@
-//! Data that job keys, pauses, receipts and lists leave in a Redis, and their handling by several servers and lmstfy's.
-//! The laws cover a single store.
+//! Data that job keys, receipts and lists leave in a Redis, and their handling by several servers and lmstfy's. The
+//! laws cover a single store.
 
 use std::collections::BTreeSet;
 use std::num::{NonZeroU16, NonZeroUsize};
@@ -362,7 +362,7 @@ async fn a_repeated_request_is_known_to_every_server_for_ten_minutes() {
     assert!((590..=600).contains(&ttl), "ten minutes, not {ttl} s");
 }
 
-/// Guards against a paused queue that goes on, or a schedule that ends, because a newer version keeps both elsewhere.
+/// Guards against a paused queue that resumes, or a schedule that ends, because this version keeps both elsewhere.
 #[tokio::test]
 async fn what_an_earlier_version_has_paused_or_scheduled_is_not_ignored() {
     for (key, command) in [("dormouse/paused", "HSET"), ("dormouse/due", "ZADD")] {

@@ -261,7 +261,7 @@ async fn set_schedule(server: &TestServer, token: &str, overlap: &str) {
     send(request).await.expect(201);
 }
 
-/// Guards against schedules that are never placed because servers of different rounds keep moving them back and forth.
+/// Guards against a schedule that stops, or whose setting changes, because its pool migrates.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schedule_outlives_servers_of_two_rounds() {
     let pools = Pools::new(Store::redis(), Store::redis());
@@ -366,7 +366,7 @@ async fn a_limited_token_republishes_while_the_old_store_is_away() {
     let token = server.token("ns").await;
     server.limit(&token, r#"{"read":0,"write":2,"interval":600}"#).await;
     old.kill();
-    // Whether the old store has the job is unknown, so the call counts as a publish.
+    // Whether the source has the job is unknown, so the call counts as a publish.
     let republish = || server.put(&token, "/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV", "again");
     for n in 1..=2 {
         let answer = republish().await;

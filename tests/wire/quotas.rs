@@ -133,7 +133,8 @@ async fn a_quota_and_what_it_counts_outlive_the_server(store: Store) {
     used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
 }
 
-/// Guards against schedules of 64 KiB each, of which a namespace may have any number, and against jobs that ignore them.
+/// Guards against schedules of 64 KiB each that do not count toward the quota, and against jobs that may use their
+/// bytes.
 async fn schedules_count_toward_the_quota(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -205,7 +206,7 @@ async fn a_quota_is_in_force_on_every_server_within_a_second() {
     assert_eq!(more, 40, "jobs stored by two servers at once, with room for 40");
 }
 
-/// Guards against a server that lets jobs use the bytes of schedules that another server stored, also after it starts.
+/// Guards against a server, running or just started, that lets jobs use the bytes of another server's schedules.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn schedules_of_one_server_count_at_another() {
     let redis = RedisServer::start();

@@ -231,7 +231,7 @@ async fn occurrences_come_as_jobs(store: Store) {
     assert_eq!((&shown.json["state"], &shown.json["next"]), (&json!("paused"), &json!([])), "{}", shown.text);
     while server.get(&token, "/api/ns/q").await.status == 200 {}
     server.get(&token, "/api/ns/q?timeout=2").await.expect(404);
-    // A PUT does not end a pause that it does not speak of.
+    // A PUT without `paused` does not end a pause.
     let mut other = setting.clone();
     other["text"] = json!("tock");
     assert_eq!(put(&server, &token, "/s", &other).await.expect(200).json["state"], "paused");
@@ -436,7 +436,7 @@ async fn schedules_are_bounded(store: Store) {
     };
     put_other("a").await.expect(201);
     assert_eq!(put_other("b").await.expect(409).says(), "too many schedules");
-    // The pool is full: what of a set is new is not taken, before anything changes.
+    // The pool is full: a set with new schedules is rejected before anything changes.
     let set =
         json!({ "schedules": [of("c"), of("d")] }).to_string().replace("60", "61").replace("\"d\"", "\"e\"");
     let set = send(server.api("PUT", "/api/ns/_schedules", &token).body(set)).await;
@@ -489,7 +489,7 @@ async fn of_two_servers_each_places_what_the_other_has_stored_and_once() {
     assert_eq!(distinct, seen, "each once, after {:?}", start.elapsed());
 }
 
-/// Guards against one that a newer server wrote, and that takes the list with it.
+/// Guards against a schedule written by a newer server that makes the list fail.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_that_cannot_be_read_is_shown_as_broken() {
     let redis = RedisServer::start();

@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::job::{JobId, JobRef, JobState, Receipt};
 use crate::name::Queue;
 
-/// Whether something was stored. Then the publish succeeds even if the rest fails: after an error the caller would
-/// publish again.
+/// Returns whether something was stored. Then the publish succeeds even if the rest fails: after an error the caller
+/// would publish again.
 fn is_done(published: &Published) -> bool {
     matches!(published, Published::Done(_))
 }
@@ -73,7 +73,8 @@ impl TwoStores {
         Ok(Before::Goes(go))
     }
 
-    /// Returns the result of an earlier execution in either store.
+    /// Returns the result of an earlier execution in either store. A source that is unavailable does not stop an
+    /// occurrence of a schedule: it counts as not executed there.
     pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
         if let Some(done) = self.new.recall(queue, once).await? {
             return Ok(Some(done));

@@ -8,10 +8,7 @@
 //! of the stores. Replies to clients stay valid:
 //!
 //! - A receipt is the store's own. Both stores are called, since a job is in one of them.
-//! - A queue that is paused in one store is paused in both. Pauses are copied before the first job is delivered, and
-//!   afterwards whenever one of the stores has a new pause or resume, made by any server. If a queue is paused and at
-//!   once resumed while another server copies pauses, that server may pause it again.
-//! - An idempotent publish is looked up in both stores.
+//! - An idempotent publish is looked up in both stores, also that of a schedule's occurrence.
 //!
 //! **Keys.** A key that belongs to a job in the source is taken. It is looked up before the target is called, so two
 //! steps replace one: a replaced job in the source is deleted after the new one is stored, even if it was delivered in
@@ -36,17 +33,15 @@
 //! - Calls that change many jobs (destroy, respawn, delete_dead) fail and change nothing: the oldest jobs are in the
 //!   source. Lists fail, and so do publishes with a job key or an idempotency key: the key may be taken in the source,
 //!   or the call may have been executed there.
-//! - Schedules that have moved are placed and changed as usual, unless their jobs have a key, which may be taken in the
-//!   source: these are retried until their deadline. New schedules cannot be created, and only schedules in the target
-//!   can be read. Lists and deletes fail unless all schedules had moved.
-//! - A pause or a resume is executed in the store that replies, and fails. The other store gets it when it replies
-//!   again. A pause rejected by one store, because too many queues are paused there, is executed in neither.
+//! - Occurrences of schedules without a job key are published all the same. An occurrence comes twice if a server has
+//!   published it to the source, and died before it recorded that.
 //! - Statistics of the whole pool fail, because operators use them to decide whether the source is empty. So does the
 //!   check, since a consumer may get an error.
 //!
 //! If the target cannot give the reply alone, calls wait for a source that hangs as long as its own calls last: touch,
 //! release and the ack of one job without a receipt that is not in the target, the cancel of a key, promote, calls that
-//! change many jobs, pause, resume, statistics of the whole pool, and the check. Other acks fail after the short wait.
+//! change many jobs, lists of queues, statistics of the whole pool, and the check. Other acks fail after the short
+//! wait.
 
 mod consume;
 mod keys;
@@ -269,7 +264,7 @@ impl Engine for Migration {
         Ok(all)
     }
 
-    /// Quotas of the new store, which receives publishes.
+    /// Sets the quotas of the target, which receives publishes.
     async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         self.stores.new.set_quotas(quotas).await
     }

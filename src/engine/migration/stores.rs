@@ -24,7 +24,7 @@ pub struct TwoStores {
     pub state: Arc<OldState>,
     /// Calls of the source that no caller waits for.
     pub tasks: Tasks,
-    /// A permit for each ack that may be owed to the old store.
+    /// A permit for each ack that may be owed to the source.
     pub owed: Arc<Semaphore>,
 }
 
@@ -101,12 +101,12 @@ impl TwoStores {
         }
     }
 
-    /// Whether the target has this job.
+    /// Returns whether the target has this job.
     pub async fn new_has(&self, queue: &Queue, by: By<'_>) -> Result<bool> {
         Ok(self.new.inspect(queue, by, Detail::Stored).await?.is_some())
     }
 
-    /// Whether the target has all of these jobs. Stops at the first missing one.
+    /// Returns whether the target has all of these jobs. Stops at the first missing one.
     pub async fn new_has_all(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<bool> {
         for (id, _) in jobs {
             if !self.new_has(queue, By::Id(*id)).await? {

@@ -11,8 +11,8 @@
 //!   `cluster/`: the nodes of a cluster; `open`: opening a pool.
 //! - `connection/`: opening, maintaining and sharing connections, and calls in flight when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `copies`, `counting`, `arming`, `cache`, `clock`, `dues`: in-memory state of this process; `batches`: calls that share
-//!   a script call.
+//! - `copies`, `counting`, `arming`, `cache`, `clock`, `dues`: in-memory state of this process; `batches`: calls that
+//!   share a script call.
 //! - `in_time`: deadlines of calls, and late replies.
 //! - `replicas`, `waits`: which replicas are in sync, and whether they have a write.
 //! - `watch`, `lists`: notifies of jobs that other servers made ready.

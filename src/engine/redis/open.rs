@@ -75,7 +75,7 @@ impl RedisOptions {
     }
 }
 
-/// Why a Redis is rejected whose pauses or schedules this version would ignore.
+/// Error for a Redis with pauses or schedules that this version would ignore.
 const OF_EARLIER_VERSION: &str = "the Redis has pauses or schedules of a version before the first release: resume the queues and \
     delete the schedules with that version, or delete the keys dormouse/paused and dormouse/due";
 

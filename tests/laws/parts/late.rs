@@ -74,7 +74,7 @@ async fn what_is_late_is_heard_of_during_a_walk() {
     play.clock.advance(Duration::from_secs(86_400));
     play.set("now", json!({ "queue": "q", "every": 1 })).await;
     play.clock.advance(SECOND);
-    // It follows what is set before.
+    // Fills the index before scans hang.
     ok("look", play.scheduler.store.count().await);
     gated.hang_scans(true);
     let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));

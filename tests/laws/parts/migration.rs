@@ -58,7 +58,7 @@ impl Move {
         [self.put(0, "old").await, self.put(1, "new").await]
     }
 
-    /// Publishes into the old store (0) or the new one (1).
+    /// Publishes to the source (0) or the target (1).
     async fn put(&self, store: usize, body: &str) -> NewJob {
         self.put_with(store, body, 1).await
     }
@@ -170,7 +170,7 @@ async fn a_key_that_a_job_of_the_old_store_has_is_taken() {
     }
 }
 
-/// Guards against a call that waits for the old store once more for each job that it replaces there.
+/// Guards against a call that waits for the source once more for each job that it replaces there.
 #[tokio::test(start_paused = true)]
 async fn jobs_of_the_old_store_are_replaced_together() {
     let pools = Move::new().await;
@@ -291,7 +291,7 @@ async fn lists_show_the_jobs_and_queues_of_both_stores() {
     }
 }
 
-/// Guards against a worker that loses its job since a server with, or one without, `MigrateTo` has handed it out.
+/// Guards against a worker that loses its job because a server with `MigrateTo`, or one without, has delivered it.
 #[tokio::test]
 async fn a_receipt_is_good_with_each_server_that_has_the_jobs_store() {
     let pools = Move::new().await;
@@ -319,7 +319,7 @@ async fn a_receipt_is_good_with_each_server_that_has_the_jobs_store() {
     }
 }
 
-/// Guards against a repeated request that has another effect after the job that the first one met in the old store was
+/// Guards against a repeated request that has another effect after the job that the first one met in the source was
 /// deleted.
 #[tokio::test]
 async fn what_a_request_met_in_the_old_store_is_remembered() {
@@ -347,7 +347,7 @@ async fn what_a_request_met_in_the_old_store_is_remembered() {
     }
 }
 
-/// Guards against a backlog of less urgent jobs in the old store that holds up the urgent ones of the new store.
+/// Guards against a backlog of less urgent jobs in the source that delays urgent ones of the target.
 #[tokio::test]
 async fn the_first_queue_goes_first_whichever_store_has_its_jobs() {
     for in_old in [vec!["c", "d"], vec!["a", "c"], vec!["b", "d"], vec!["a", "b", "c", "d"], vec![]] {
@@ -406,7 +406,7 @@ async fn a_consume_that_could_ask_one_store_alone_says_that_there_may_be_more() 
     }
 }
 
-/// Guards against returns to the new store that wait behind those to a hanging old store.
+/// Guards against returns to the target that wait for those to a hanging source.
 #[tokio::test(start_paused = true)]
 async fn give_backs_to_the_new_store_do_not_wait_for_the_old_one() {
     let pools = Move::new().await;
@@ -446,7 +446,7 @@ async fn without_the_old_store_nobody_says_that_a_key_is_free() {
     .await;
 }
 
-/// Runs a test with the old store unavailable, and with the old store hanging.
+/// Runs a test with an unavailable source, and with a hanging one.
 async fn without_the_old(states: &[State], mut test: impl AsyncFnMut(Move, State)) {
     for state in states {
         test(Move::new().await, *state).await;
@@ -513,7 +513,7 @@ async fn a_republish_goes_on_without_the_old_store_and_acks_there_later() {
     .await;
 }
 
-/// Guards against a job that comes once more since the client of its republish has left.
+/// Guards against a job that is delivered once more because the client of its republish has left.
 #[tokio::test(start_paused = true)]
 async fn a_republish_whose_caller_leaves_is_done_to_its_end() {
     let pools = Move::new().await;
@@ -638,7 +638,7 @@ async fn jobs_that_the_old_store_hands_out_too_late_keep_their_tries() {
     let pools = Move::new().await;
     pools.put_with(0, "old", 1).await;
     pools.put(1, "new").await;
-    // It pops, and its answer hangs.
+    // It pops, and its reply hangs.
     let held = pools.old.hold().await;
     assert_eq!(ok("consume", pools.consume(1).await), ["new"], "a job of the store that answers");
     drop(held);
@@ -693,12 +693,12 @@ async fn a_poll_gets_a_job_of_the_new_store_while_the_old_one_hangs() {
     assert!(published.elapsed() <= 2 * PATIENCE, "it came after {:?}", published.elapsed());
 }
 
-/// A scheduler of a pool that moves.
+/// Returns a server with the schedules of the migrating pool.
 fn scheduler_of(pools: &Move) -> Play {
     Play::on(pools.pool.clone(), pools.clock.clone())
 }
 
-/// Guards against two of a kind at once, since the key of the job before is in the other store.
+/// Guards against overlapping jobs of a schedule, because the key of the earlier one is in the other store.
 #[tokio::test]
 async fn overlap_counts_jobs_of_the_old_store() {
     for (overlap, runs) in [("skip", false), ("skip", true), ("replace", false), ("replace", true)] {
@@ -731,8 +731,8 @@ async fn overlap_counts_jobs_of_the_old_store() {
     }
 }
 
-/// Guards against an unavailable old store that stops schedules, and against an occurrence that comes twice because it is
-/// published before the move and again after it.
+/// Guards against an unavailable source that stops schedules, and against an occurrence that is published twice: to the
+/// source, and again to the target.
 #[tokio::test]
 async fn schedules_need_no_old_store() {
     let pools = Move::new().await;
@@ -742,7 +742,7 @@ async fn schedules_need_no_old_store() {
     play.pass(Duration::from_secs(10)).await;
     assert_eq!(play.outcomes("s").await, [(10_000, Became::Placed)], "without the old store");
     pools.old.set(State::Up);
-    // A server that knows the old store alone publishes the next one, and dies before it writes that down.
+    // A server that knows only the source publishes the next one, and dies before it writes the record.
     let alone = Play::with(pools.old.clone(), play.settings.clone(), pools.clock.clone());
     let settings = GatedSettings::new(play.settings.clone(), None);
     let dies = Play::with(pools.old.clone(), settings.clone(), pools.clock.clone());

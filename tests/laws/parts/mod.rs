@@ -1,5 +1,5 @@
-//! Contracts of the components above a store: the dispatcher, migrating pools, metrics, push, tokens, rate limits,
-//! quotas. In virtual time, without a server.
+//! Contracts of the components above a store: the dispatcher, pauses, schedules, migrating pools, metrics, push,
+//! tokens, rate limits, quotas, settings. In virtual time unless they need a Redis, and without a server.
 
 mod dispatch;
 mod late;

@@ -1,4 +1,4 @@
-//! Pauses: records of the settings, and a dispatcher that does not fetch from paused queues. On every settings store, with
+//! Pauses: records of the settings, and dispatchers that do not fetch from paused queues. On every settings store, with
 //! two servers.
 
 use std::sync::Arc;
@@ -101,7 +101,7 @@ impl Server {
         self.consume(&[queue], None).await
     }
 
-    /// A poll, as its own task.
+    /// Starts a poll for one job, as its own task.
     fn poll(&self, queues: &[&str]) -> JoinHandle<Vec<String>> {
         let (dispatcher, queues) = (self.dispatcher.clone(), queue_list(queues));
         tokio::spawn(async move {
@@ -126,7 +126,7 @@ impl Server {
     }
 }
 
-/// Guards against a pause that another server does not hear of, or that is forgotten with its server.
+/// Guards against a pause unknown to other servers, and against one that ends with its server.
 async fn a_pause_holds_on_every_server(stores: Stores) {
     let (one, two, q) = (stores.server().await, stores.server().await, queue("q"));
     stores.put(&q, "job").await;
@@ -136,7 +136,7 @@ async fn a_pause_holds_on_every_server(stores: Stores) {
     assert_eq!(two.take("q").await, [""; 0], "there within a second");
     assert_eq!(stores.server().await.take("q").await, [""; 0], "and on a server that begins later");
     assert!(stores.engine.peek(&q).await.expect("a peek").is_some(), "the job is there");
-    // Waiters of both get jobs when it ends, whoever ends it.
+    // Waiters of both servers get jobs when either of them ends it.
     let (here, there) = (one.poll(&["q"]), two.poll(&["q"]));
     one.parked(&q).await;
     two.parked(&q).await;
@@ -168,7 +168,7 @@ async fn a_pause_holds_on_every_server_on_redis() {
     a_pause_holds_on_every_server(Stores::on(stage.store().clone())).await;
 }
 
-/// Guards against one paused queue that stops the others of its consumers, also where they have weights.
+/// Guards against a paused queue that stops the other queues of a consumer, with and without weights.
 #[tokio::test(start_paused = true)]
 async fn other_queues_go_on() {
     let stores = Stores::new();
@@ -193,7 +193,7 @@ async fn other_queues_go_on() {
     };
     let other = server.dispatcher.consume(request).await.expect("the store is well").take();
     assert_eq!(bodies(&other), ["other"], "of another namespace");
-    // A waiter of both is served by the one that goes on, and then by the other one.
+    // A waiter of both gets a job of the queue that is not paused, and then one of the resumed queue.
     let waits = server.poll(&["b", "c"]);
     server.parked(&queue("c")).await;
     stores.put(&queue("c"), "at once").await;
@@ -204,7 +204,7 @@ async fn other_queues_go_on() {
     assert_eq!(waits.await.expect("no panic"), ["b"]);
 }
 
-/// Guards against a pause that its end does not end, and against the end of a pause that was replaced.
+/// Guards against a pause that outlasts its end, and against one that ends when a pause that it replaced would have.
 #[tokio::test(start_paused = true)]
 async fn a_pause_ends_by_itself_unless_it_was_replaced() {
     let stores = Stores::new();
@@ -223,7 +223,7 @@ async fn a_pause_ends_by_itself_unless_it_was_replaced() {
     assert_eq!(waits.await.expect("no panic"), ["a"]);
     assert_eq!(server.take("b").await, [""; 0], "the second one has no end");
     assert_eq!((server.dispatcher.pause_of(&a), server.dispatcher.pauses().len()), (None, 1));
-    // Its record goes when no server's clock can be before its end.
+    // Its record is deleted a second later, when no server's clock should be before its end.
     stores.clock.advance(SECOND * 2);
     tokio::time::sleep(SECOND).await;
     let left = ok("scan", stores.settings.scan("pauses/", None, 100).await).records;
@@ -231,7 +231,7 @@ async fn a_pause_ends_by_itself_unless_it_was_replaced() {
     assert_eq!(left, ["pauses/default/ns/b"]);
 }
 
-/// Guards against a job that is delivered after a pause was answered: a fetch that had begun before brings it.
+/// Guards against a fetch in flight that delivers a job after the reply to a pause.
 #[tokio::test(start_paused = true)]
 async fn a_pause_waits_for_the_fetches_that_have_begun() {
     let stores = Stores::new();
@@ -249,7 +249,7 @@ async fn a_pause_waits_for_the_fetches_that_have_begun() {
     assert_eq!(server.take("q").await, [""; 0]);
 }
 
-/// Guards against a paused queue that costs a fetch for each of its jobs.
+/// Guards against a fetch for each job published to a paused queue.
 #[tokio::test(start_paused = true)]
 async fn a_paused_queue_costs_the_store_nothing() {
     let stores = Stores::new();
@@ -267,7 +267,7 @@ async fn a_paused_queue_costs_the_store_nothing() {
     assert_eq!(waits.await.expect("no panic"), ["0"]);
 }
 
-/// Guards against one namespace that has every server remember names without bound.
+/// Guards against a namespace whose paused queues fill every server's memory.
 #[tokio::test(start_paused = true)]
 async fn a_namespace_has_so_many_paused_queues_at_most() {
     let stores = Stores::new();
@@ -291,7 +291,7 @@ async fn a_namespace_has_so_many_paused_queues_at_most() {
     server.pause(&numbered(1), None).await;
 }
 
-/// Guards against a stopped queue without a visible cause, and against names that a page loses or shows twice.
+/// Guards against a paused queue that no list shows, and against names that a page omits or repeats.
 #[tokio::test(start_paused = true)]
 async fn paused_queues_are_listed_with_the_others() {
     let stores = Stores::new();
@@ -331,7 +331,7 @@ async fn paused_queues_are_listed_with_the_others() {
     }
 }
 
-/// Guards against settings that cannot be used, and stop what has nothing to do with them.
+/// Guards against an outage of the settings that stops other queues, or prolongs pauses with an end.
 #[tokio::test(start_paused = true)]
 async fn while_the_settings_cannot_be_used_everything_stays_as_it_is() {
     let stores = Stores::new();

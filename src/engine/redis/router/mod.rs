@@ -5,12 +5,12 @@
 //! - `publish`: chooses the partition of a publication, and splits publications that concern several.
 //! - `consume`: rotates over the partitions of a spread queue.
 //! - `jobs`: calls by id or by key.
-//! - `lists`, `figures`: pages and sums over partitions.
+//! - `lists`, `statistics`: pages and sums over partitions.
 //! - `pump`: decides which partitions this server pumps.
 //! - `each`: reads many partitions, with one round trip per node.
 //! - `scattered`: queues that are no longer spread by configuration.
 //! - `samples`: usage of namespaces with a quota, as far as this process knows.
-//! - `quotas`, `schedules`: operations that are one step on a single Redis, and several in a cluster.
+//! - `quotas`: one step on a single Redis, and several in a cluster.
 
 mod consume;
 mod each;

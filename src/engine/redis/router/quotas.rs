@@ -20,7 +20,7 @@ use crate::name::{Namespace, Queue};
 const PERIOD: Duration = Duration::from_secs(10);
 
 impl Router {
-    /// Sets these quotas and no others, for all servers of this kind.
+    /// Replaces all quotas, for all servers of this kind.
     pub async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>> {
         if let Some(only) = self.only() {
             return only.set_quotas(quotas, true).await;

@@ -44,8 +44,8 @@ pub const CHUNK: usize = 250;
 pub type Used = [i64; 2];
 
 impl PartitionCore {
-    /// Sets these quotas and no others, for all servers of this kind. Whether scripts refuse new queues too: a partition of
-    /// a cluster does not know them all.
+    /// Replaces all quotas, for all servers of this kind. `knows_queues`: whether scripts also refuse new queues; a
+    /// partition of a cluster does not know all queues.
     pub async fn set_quotas(
         &self,
         quotas: &Quotas,
