@@ -200,10 +200,9 @@ impl Pauses {
         .await
     }
 
-    /// Reads changes, and deletes the records of pauses that have ended.
-    async fn read_and_clean(&self) -> Result<()> {
+    /// Deletes the records of pauses that have ended.
+    async fn clean(&self) -> Result<()> {
         let mut known = self.known.lock().await;
-        self.catch_up(&mut known).await?;
         let now = self.engine.now();
         let ended = known.records.iter().filter(|(_, (_, pause))| !pause.lasts(now.saturating_sub(KEPT)));
         let ended: Vec<(Queue, SettingVersion)> =
@@ -219,10 +218,15 @@ impl Pauses {
 
     /// Reads changes, within [`PATIENCE`]. Returns whether that succeeded.
     pub async fn read(&self) -> bool {
-        let read = timeout(PATIENCE, self.read_and_clean()).await;
-        let read = read.unwrap_or_else(|_| Err(Error::away("no response")));
-        self.outage.report(&read);
-        read.is_ok()
+        let read = async { self.catch_up(&mut *self.known.lock().await).await };
+        self.in_time(read).await
+    }
+
+    /// Runs a call of the settings within [`PATIENCE`], and reports its result. Returns whether it succeeded.
+    async fn in_time(&self, call: impl Future<Output = Result<()>>) -> bool {
+        let done = timeout(PATIENCE, call).await.unwrap_or_else(|_| Err(Error::away("no response")));
+        self.outage.report(&done);
+        done.is_ok()
     }
 
     /// Keeps the dispatcher up to date until `stop`.
@@ -231,7 +235,9 @@ impl Pauses {
             tokio::join!(
                 async {
                     loop {
-                        self.read().await;
+                        if self.read().await {
+                            self.in_time(self.clean()).await;
+                        }
                         sleep(STEP).await;
                     }
                 },

@@ -137,13 +137,13 @@ impl QuotaManager {
 
     /// Records how many bytes the schedules of a namespace use.
     pub fn set_schedule_bytes(&self, scope: Scope, bytes: u64) {
+        match bytes {
+            0 => self.schedule_bytes.lock().remove(&scope),
+            _ => self.schedule_bytes.lock().insert(scope.clone(), bytes),
+        };
+        // Afterwards, so that no task that wakes applies the earlier bytes.
         let bounded = self.stores_of(&scope.pool).filter(|store| store.bounds_bytes(&scope.namespace));
         bounded.for_each(|store| store.changed.notify_one());
-        let mut all = self.schedule_bytes.lock();
-        match bytes {
-            0 => all.remove(&scope),
-            _ => all.insert(scope, bytes),
-        };
     }
 
     /// Waits until the bytes recorded for a namespace count on this server, at most [`IN_FORCE`].

@@ -41,6 +41,14 @@ impl PausedQueues {
         before
     }
 
+    /// Removes the pauses that have ended. Returns their queues, and when the next pause ends.
+    pub fn end(&self, now: Millis) -> (Vec<Queue>, Option<Millis>) {
+        let mut by_queue = self.by_queue.write();
+        let ended = by_queue.extract_if(.., |_, pause| !pause.lasts(now)).map(|(queue, _)| queue).collect();
+        self.count.store(by_queue.len(), Ordering::SeqCst);
+        (ended, by_queue.values().filter_map(|pause| pause.until).min())
+    }
+
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
     }
@@ -76,4 +84,27 @@ pub enum Open {
     Some(Wanted),
     /// All of it is paused.
     None,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::{Namespace, QueueName};
+
+    /// Guards against ending a pause that has replaced an ended one.
+    #[test]
+    fn only_pauses_that_have_ended_are_removed() {
+        let queue = |name| Queue {
+            namespace: Namespace::parse("ns").unwrap(),
+            name: QueueName::parse(name).unwrap(),
+        };
+        let paused = PausedQueues::default();
+        for (name, until) in [("a", Some(10)), ("b", Some(20)), ("c", None), ("d", Some(10))] {
+            paused.set(&queue(name), Some(Pause { until }));
+        }
+        paused.set(&queue("d"), Some(Pause { until: Some(30) }));
+        assert_eq!(paused.end(10), (vec![queue("a")], Some(20)));
+        assert_eq!(paused.end(30), (vec![queue("b"), queue("d")], None));
+        assert_eq!(paused.get(&queue("c"), u64::MAX), Some(Pause { until: None }));
+    }
 }

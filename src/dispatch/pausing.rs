@@ -51,16 +51,8 @@ impl Dispatcher {
             return None;
         }
         let now = self.engine.now();
-        let (ended, next) = {
-            let by_queue = self.paused.by_queue.read();
-            let ended: Vec<Queue> = by_queue
-                .iter()
-                .filter(|(_, pause)| !pause.lasts(now))
-                .map(|(queue, _)| queue.clone())
-                .collect();
-            (ended, by_queue.values().filter_map(|pause| pause.until).filter(|until| *until > now).min())
-        };
-        ended.iter().for_each(|queue| self.resume(queue));
+        let (ended, next) = self.paused.end(now);
+        ended.iter().for_each(|queue| self.start_fetches(self.lists.lock().wake(queue)));
         next.map(|until| Duration::from_millis(until - now))
     }
 

@@ -119,12 +119,8 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     }
     let moved = SLOTS[0];
     cluster.begin_move(moved, 1);
-    let calls = [
-        ("PUT", path(0)),
-        ("GET", path(0)),
-        ("GET", format!("{}/peek", path(0))),
-        ("DELETE", path(0)),
-    ];
+    let calls =
+        [("PUT", path(0)), ("GET", path(0)), ("GET", format!("{}/peek", path(0))), ("DELETE", path(0))];
     let mut asked = tokio::task::JoinSet::new();
     for (method, path) in calls.clone() {
         let request = server.api(method, &path, &token);

@@ -294,7 +294,7 @@ async fn a_schedule_outlives_servers_of_two_rounds() {
 
 /// Guards against placing a schedule's job while an earlier one lives in the other store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_schedule_skips_for_a_job_of_the_old_store_no_placer_places() {
+async fn an_occurrence_skipped_for_a_job_of_the_source_is_placed_by_no_server() {
     let pools = Pools::new(Store::redis(), Store::redis());
     let server = pools.before().await;
     let token = server.token("ns").await;

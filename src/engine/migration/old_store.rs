@@ -154,6 +154,6 @@ async fn give_back(old: &dyn Engine, jobs: Vec<Job>) {
     if count > 0
         && let Err(error) = old.give_back(jobs).await
     {
-        tracing::warn!(%error, count, "jobs of an old store that nobody got come back after their ttr");
+        tracing::warn!(%error, count, "jobs delivered too late by the store that the pool moves from could not be given back; they return after their ttr");
     }
 }
