@@ -3,7 +3,6 @@
 //! limits (docs/disk-format.md has drawings); the disk engine decides where they are stored.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ahash::HashMap;
@@ -11,10 +10,9 @@ use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
 
-use super::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
+use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
-use crate::engine::Quota;
-use crate::engine::disk::{Change, DiskEngine, QUOTA, Records, Table, put_short, take_short};
+use crate::engine::disk::{Change, DiskEngine, Records, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 
@@ -23,8 +21,6 @@ use crate::name::{Namespace, PoolName, Token};
 pub struct DiskAdmin {
     records: Records,
     counters: Mutex<Counters>,
-    /// Incremented by every change of a quota.
-    quotas: AtomicU64,
 }
 
 /// Requests per token in the current interval.
@@ -56,25 +52,14 @@ impl Counters {
 impl DiskAdmin {
     /// Fails if the stored data is unreadable.
     pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
-        let admin =
-            DiskAdmin { records: engine.records(), counters: Mutex::default(), quotas: AtomicU64::default() };
+        let admin = DiskAdmin { records: engine.records(), counters: Mutex::default() };
         admin.records.read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
         admin.all_limits()?;
-        admin.all_quotas()?;
         Ok(admin)
     }
 
     async fn change(&self, table: Table, key: &TokenKey, change: Change) -> Result<bool> {
         self.records.change(vec![(table, key_of(key), change)]).await
-    }
-
-    fn all_quotas(&self) -> Result<Vec<(Scope, Quota)>> {
-        let read = |(key, value): (&Bytes, &Bytes)| {
-            let scope = key.strip_prefix(QUOTA).and_then(|mut key| read_scope(&mut key));
-            let scope = scope.ok_or_else(|| Error::corrupt("the key of a quota cannot be read"))?;
-            Ok((scope, serde_json::from_slice(value).map_err(Error::corrupt)?))
-        };
-        self.records.read(Table::Quotas, |rows| rows.iter().map(read).collect())
     }
 
     fn all_limits(&self) -> Result<Vec<(TokenKey, Limit)>> {
@@ -97,10 +82,6 @@ fn key_of(key: &TokenKey) -> Bytes {
     let mut out = scope_key(&key.scope);
     out.put_slice(key.token.reveal().as_bytes());
     out.into()
-}
-
-fn quota_key(scope: &Scope) -> Bytes {
-    [QUOTA, &scope_key(scope)].concat().into()
 }
 
 /// Reads [`scope_key`] from the front.
@@ -211,32 +192,6 @@ impl AdminStore for DiskAdmin {
             counter.count = counter.count.saturating_sub(1);
         }
         Ok(())
-    }
-
-    async fn quotas(
-        &self,
-        known: Option<QuotasVersion>,
-    ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>> {
-        let version = self.quotas.load(Ordering::Acquire);
-        if known == Some(version) { Ok(None) } else { Ok(Some((version, self.all_quotas()?))) }
-    }
-
-    async fn quota(&self, scope: &Scope) -> Result<Option<Quota>> {
-        let row = self.records.read(Table::Quotas, |rows| rows.get(&quota_key(scope)).cloned());
-        row.map(|row| serde_json::from_slice(&row).map_err(Error::corrupt)).transpose()
-    }
-
-    async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
-        let change =
-            match quota.map(|quota| serde_json::to_vec(&quota).map_err(Error::refused)).transpose()? {
-                None => Change::Delete,
-                Some(value) if if_none => Change::Add(value.into()),
-                Some(value) => Change::Put(value.into()),
-            };
-        let changed = self.records.change(vec![(Table::Quotas, quota_key(scope), change)]).await;
-        // After an error too, since the change may have been made.
-        self.quotas.fetch_add(1, Ordering::AcqRel);
-        changed
     }
 
     async fn check(&self) -> Result<()> {

@@ -17,7 +17,6 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Millis;
-use crate::engine::Quota;
 use crate::error::Result;
 use crate::name::{Namespace, PoolName, Token};
 
@@ -34,9 +33,6 @@ pub struct TokenKey {
     pub scope: Scope,
     pub token: Token,
 }
-
-/// Changes with every change of a quota.
-pub type QuotasVersion = u64;
 
 /// Rate limit of a token, as stored and as shown by the admin API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,20 +118,6 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Decrements the counter that ends at `ends`, as returned by [`count`](AdminStore::count), but not below zero.
     /// Does nothing if that counter has ended.
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()>;
-
-    /// Returns the quotas of all namespaces, and a version that changes with every change of a quota; `None` if the
-    /// version is still `known`.
-    async fn quotas(
-        &self,
-        known: Option<QuotasVersion>,
-    ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>>;
-
-    /// Returns the quota of a namespace.
-    async fn quota(&self, scope: &Scope) -> Result<Option<Quota>>;
-
-    /// Stores a quota, or deletes it if `None`. With `if_none` it returns `false`, and changes nothing, if the
-    /// namespace has one.
-    async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool>;
 
     /// Checks that the store responds.
     async fn check(&self) -> Result<()>;

@@ -1,6 +1,6 @@
-//! Quotas: limits on what a namespace may store in a pool. They are kept in the admin store, shared by all servers; the
-//! pools' stores count and enforce them. This module copies them there: each server checks every [`ASK`] whether a
-//! quota has changed. Independent of HTTP.
+//! Quotas: limits on what a namespace may store in a pool. Each is a record `quotas/<pool>/<namespace>` of the settings,
+//! shared by all servers; the pools' stores count and enforce them. This module copies them there: each server checks
+//! every [`ASK`] whether a quota has changed. Independent of HTTP.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,11 +10,15 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{AdminStore, QuotasVersion, Scope};
+use super::Scope;
 use crate::engine::{Engine, Quota, Quotas, together};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName};
 use crate::outage::Outage;
+use crate::settings::{MAX_SCAN, Put, SettingVersion, SettingsStore};
+
+/// Prefix of the records' keys.
+const PREFIX: &str = "quotas/";
 
 /// Interval of checking for changes.
 const ASK: Duration = Duration::from_millis(400);
@@ -22,6 +26,19 @@ const ASK: Duration = Duration::from_millis(400);
 const AGAIN: Duration = Duration::from_secs(60);
 /// How long a change waits to take effect on this server. Counting a large store may take longer.
 const IN_FORCE: Duration = Duration::from_secs(1);
+/// Number of attempts of a change that other servers' changes interfere with.
+const TRIES: usize = 16;
+
+/// Returns the key of a quota's record.
+fn key(scope: &Scope) -> String {
+    format!("{PREFIX}{}/{}", scope.pool, scope.namespace)
+}
+
+/// Parses [`key`].
+fn parse_key(key: &str) -> Option<Scope> {
+    let (pool, namespace) = key.strip_prefix(PREFIX)?.split_once('/')?;
+    Some(Scope { pool: PoolName::parse(pool).ok()?, namespace: Namespace::parse(namespace).ok()? })
+}
 
 /// A store of jobs, and the pools whose publishes it receives.
 #[derive(Debug)]
@@ -43,7 +60,7 @@ pub struct Bounded {
 #[derive(Debug)]
 struct Sent {
     /// `None`: they must be sent again.
-    version: Option<QuotasVersion>,
+    version: Option<SettingVersion>,
     at: Instant,
     quotas: Quotas,
 }
@@ -72,7 +89,7 @@ impl Bounded {
 /// Quotas of all namespaces.
 #[derive(Debug)]
 pub struct QuotaManager {
-    store: Arc<dyn AdminStore>,
+    settings: Arc<dyn SettingsStore>,
     outage: Arc<Outage>,
     stores: Vec<Bounded>,
     /// Bytes used by the schedules of each namespace. They count toward its quota, although they are not in the pool's
@@ -81,10 +98,10 @@ pub struct QuotaManager {
 }
 
 impl QuotaManager {
-    /// Manages the quotas of `store` for `stores`, each with its own pool followed by the pools that migrate to it.
+    /// Manages the quotas of `settings` for `stores`, each with its own pool followed by the pools that migrate to it.
     /// They take effect once [`keep_applied`](QuotaManager::keep_applied) runs for each.
     pub fn new(
-        store: Arc<dyn AdminStore>,
+        settings: Arc<dyn SettingsStore>,
         outage: Arc<Outage>,
         stores: impl Iterator<Item = (Arc<dyn Engine>, Vec<PoolName>)>,
     ) -> Arc<QuotaManager> {
@@ -95,7 +112,7 @@ impl QuotaManager {
             Bounded { engine, pools, quotas, sent, changed, made, in_force }
         };
         let (stores, schedule_bytes) = (stores.map(bounded).collect(), Mutex::default());
-        Arc::new(QuotaManager { store, outage, stores, schedule_bytes })
+        Arc::new(QuotaManager { settings, outage, stores, schedule_bytes })
     }
 
     /// Returns the indices of the stores.
@@ -103,22 +120,70 @@ impl QuotaManager {
         0..self.stores.len()
     }
 
-    /// Reads a namespace's quota from the store.
+    /// Reads a namespace's quota from the settings.
     pub async fn get(&self, scope: &Scope) -> Result<Option<Quota>> {
-        self.store.quota(scope).await
+        let record = self.settings.get(&key(scope)).await?;
+        record.map(|record| serde_json::from_slice(&record.value).map_err(Error::corrupt)).transpose()
     }
 
     /// Stores a quota, or deletes it. With `if_none` it returns `false`, and changes nothing, if there is one. Takes
     /// effect on this server before it returns, if the pool's store can count within a second; on others within a
     /// second.
     pub async fn put(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
-        let put = self.store.put_quota(scope, quota, if_none).await;
+        let put = self.replace(scope, quota, if_none).await;
         // After an error too, since the change may have been made.
         let changes = QuotaManager::record_changes(self.stores_of(&scope.pool));
         if put.is_ok() {
             QuotaManager::wait_until_applied(changes).await;
         }
         put
+    }
+
+    /// Replaces the record of a quota. Returns `false` if nothing was replaced.
+    async fn replace(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
+        let (key, value) = (key(scope), quota.map(|quota| serde_json::to_vec(&quota)).transpose());
+        let value = value.map_err(Error::refused)?;
+        for _ in 0..TRIES {
+            let there = self.settings.get(&key).await?;
+            if if_none && there.is_some() || value.is_none() && there.is_none() {
+                return Ok(false);
+            }
+            let (value, version) = (value.clone().map(Into::into), there.map(|there| there.version));
+            if let Put::Done(_) = self.settings.put(&key, value, version).await? {
+                return Ok(true);
+            }
+        }
+        Err(Error::Overloaded)
+    }
+
+    /// Returns the version of the settings, and the quotas of all namespaces if any has changed since `known`.
+    async fn changed_since(
+        &self,
+        known: Option<SettingVersion>,
+    ) -> Result<(SettingVersion, Option<Vec<(Scope, Quota)>>)> {
+        let changes = self.settings.changes(PREFIX, known.unwrap_or(0)).await?;
+        if known.is_some() && changes.is_empty() {
+            return Ok((changes.version, None));
+        }
+        let (mut all, mut after, mut unreadable) = (Vec::new(), None, 0);
+        loop {
+            let page = self.settings.scan(PREFIX, after.as_deref(), MAX_SCAN).await?;
+            after = page.records.last().map(|(key, _)| key.clone()).or(after);
+            for (key, record) in page.records {
+                match (parse_key(&key), serde_json::from_slice(&record.value)) {
+                    (Some(scope), Ok(quota)) => all.push((scope, quota)),
+                    _ => unreadable += 1,
+                }
+            }
+            if !page.more {
+                break;
+            }
+        }
+        if unreadable > 0 {
+            tracing::warn!(unreadable, "skipped unreadable quotas in the settings");
+        }
+        // The version is older than the records: a concurrent change is read again.
+        Ok((changes.version, Some(all)))
     }
 
     fn stores_of(&self, pool: &PoolName) -> impl Iterator<Item = &Bounded> {
@@ -217,10 +282,10 @@ impl QuotaManager {
         if sent.at.elapsed() >= AGAIN {
             sent.version = None;
         }
-        let asked = self.store.quotas(sent.version).await;
-        self.outage.report(&asked);
-        let changed = asked?;
-        if let Some((_, all)) = &changed {
+        let read = self.changed_since(sent.version).await;
+        self.outage.report(&read);
+        let (version, changed) = read?;
+        if let Some(all) = &changed {
             let mut quotas = Quotas::new();
             for pool in &store.pools {
                 for (Scope { namespace, .. }, quota) in all.iter().filter(|(scope, _)| scope.pool == *pool) {
@@ -231,11 +296,12 @@ impl QuotaManager {
         }
         let quotas = self.without_schedules(store);
         if changed.is_none() && quotas == sent.quotas {
+            sent.version = Some(version);
             return Ok(());
         }
-        let version = changed.map(|(version, _)| version).or(sent.version.take());
+        sent.version = None; // until the store has them
         store.engine.set_quotas(&quotas).await?;
-        *sent = Sent { version, at: Instant::now(), quotas };
+        *sent = Sent { version: Some(version), at: Instant::now(), quotas };
         Ok(())
     }
 

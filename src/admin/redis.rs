@@ -1,11 +1,10 @@
 //! Tokens and limits in a Redis, in lmstfy's layout, so that servers of both kinds can share them.
 //!
 //! `tk/{pool}/{ns}` hash token → description; `__throttler_keys__` hash `pool/ns/token` → JSON of the limit;
-//! `dormouse/quotas` hash `pool/ns` → JSON of the quota, plus a field without a name that changes with every change;
 //! `l/{pool}/{ns}/{token}/r` and `/w` counters that expire with the interval.
 //!
 //! In a cluster the keys of a namespace are in one slot of [`Tables`] and begin with its tag. Each partition has its
-//! own hashes of limits and quotas.
+//! own hash of limits.
 //!
 //! Calls are pipelined over one connection, so that none waits for another's reply. Hashes are read with HSCAN, since
 //! reading all limits of a large fleet at once would block the Redis.
@@ -18,9 +17,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use redis::Cmd;
 
-use super::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
+use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
-use crate::engine::Quota;
 use crate::engine::redis::RedisAddress;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
 use crate::engine::redis::tables::Tables;
@@ -32,8 +30,6 @@ use crate::process::tasks::Tasks;
 
 /// Hash of all limits.
 const LIMITS: &str = "__throttler_keys__";
-/// The hash of all quotas. The field without a name changes with every change.
-const QUOTAS: &str = "dormouse/quotas";
 
 /// Admin store of a fleet.
 #[derive(Debug)]
@@ -72,7 +68,7 @@ impl RedisAdmin {
         self.tables.part_of(&scope.pool, &scope.namespace)
     }
 
-    /// Creates a command on a namespace's hash of tokens, limits or quotas; the key is the first argument.
+    /// Creates a command on a namespace's hash of tokens or limits; the key is the first argument.
     fn cmd(&self, name: &str, scope: &Scope, key: impl std::fmt::Display) -> (u16, Cmd) {
         let part = self.part_of(scope);
         let mut cmd = redis::cmd(name);
@@ -118,11 +114,6 @@ fn parse_limit_field(field: &str) -> Option<TokenKey> {
     let (namespace, token) = rest.split_once('/')?;
     let scope = Scope { pool: PoolName::parse(pool).ok()?, namespace: Namespace::parse(namespace).ok()? };
     Some(TokenKey { scope, token: Token::new(token)? })
-}
-
-fn parse_scope(field: &[u8]) -> Option<Scope> {
-    let (pool, namespace) = std::str::from_utf8(field).ok()?.split_once('/')?;
-    Some(Scope { pool: PoolName::parse(pool).ok()?, namespace: Namespace::parse(namespace).ok()? })
 }
 
 fn encode(limit: Limit) -> Result<String> {
@@ -245,47 +236,6 @@ impl AdminStore for RedisAdmin {
         let mut call = self.tables.call(script, part, [self.tables.key(part, counter_key(key, direction))]);
         let _: i64 = self.tables.run(part, script, call.arg(ends)).await?;
         Ok(())
-    }
-
-    async fn quotas(
-        &self,
-        known: Option<QuotasVersion>,
-    ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>> {
-        // Read before the quotas, so that concurrent changes are read again next time.
-        let version = version_of(&self.tables, QUOTAS).await?;
-        if known == Some(version) {
-            return Ok(None);
-        }
-        if version == 0 {
-            return Ok(Some((version, Vec::new()))); // no quota was ever set
-        }
-        let (mut all, mut unreadable) = (BTreeMap::new(), 0);
-        self.scan_all(QUOTAS, |field, quota| match (parse_scope(&field), serde_json::from_slice(&quota)) {
-            (Some(scope), Ok(quota)) => drop(all.insert(scope, quota)),
-            _ => unreadable += usize::from(!field.is_empty()),
-        })
-        .await?;
-        if unreadable > 0 {
-            tracing::warn!(unreadable, "skipped unreadable quotas in {QUOTAS}");
-        }
-        Ok(Some((version, all.into_iter().collect())))
-    }
-
-    async fn quota(&self, scope: &Scope) -> Result<Option<Quota>> {
-        let field = format!("{}/{}", scope.pool, scope.namespace);
-        let (part, mut cmd) = self.cmd("HGET", scope, QUOTAS);
-        let quota: Option<Vec<u8>> = self.tables.query(part, cmd.arg(field)).await?;
-        quota.map(|quota| serde_json::from_slice(&quota).map_err(Error::corrupt)).transpose()
-    }
-
-    async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
-        let script = &self.scripts.put_quota;
-        let value = quota.map(|quota| serde_json::to_string(&quota).map_err(Error::refused)).transpose()?;
-        let part = self.part_of(scope);
-        let mut call = self.tables.call(script, part, [self.tables.key(part, QUOTAS)]);
-        call.arg(format!("{}/{}", scope.pool, scope.namespace));
-        call.arg(value.unwrap_or_default()).arg(u8::from(if_none));
-        Ok(self.tables.run(part, script, &call).await?)
     }
 
     async fn check(&self) -> Result<()> {

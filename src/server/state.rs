@@ -117,7 +117,7 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
     let push = Push::new(push_server, parts.push.guard, served.iter().map(|pool| pushed(pool, &metrics)));
     let history = Arc::new(history::History::new(config.history_memory.saturating_mul(1 << 20)));
     let began = Began::now();
-    let quotas = QuotaManager::new(store.clone(), outage.clone(), bounded(config, stores));
+    let quotas = QuotaManager::new(settings.clone(), outage.clone(), bounded(config, stores));
     let bounds =
         ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
     let pool = |pool: ServedPool| {

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dormouse::admin::Direction::{self, Read, Write};
-use dormouse::admin::{Count, Scope, TokenKey, TokenRecord};
+use dormouse::admin::{Count, TokenKey, TokenRecord};
 use dormouse::clock::Millis;
-use dormouse::engine::Quota;
 
 use crate::admin_stage::{AdminStage, limit, scope, token};
 use crate::stage::ok;
@@ -273,31 +272,4 @@ pub async fn concurrent_counts_are_all_counted(s: &AdminStage) {
 /// Guards against a health check that fails while all is well.
 pub async fn check_is_fine(s: &AdminStage) {
     ok("check", s.store().check().await);
-}
-
-/// Guards against applying the quota of another namespace or pool, against overwriting one, and against a change that
-/// other servers do not see.
-pub async fn quotas_are_added_set_and_removed(s: &AdminStage) {
-    let (one, other) = (scope("default", "ns"), scope("default", "ns2"));
-    let quota = |jobs| Quota { jobs, bytes: u64::MAX, queues: 0 };
-    let put = async |scope: &Scope, quota, if_none| {
-        ok("put_quota", s.store().put_quota(scope, quota, if_none).await)
-    };
-    let all = async |known| ok("quotas", s.store().quotas(known).await);
-    let (empty, none) = all(None).await.expect("what is there");
-    assert_eq!((none, all(Some(empty)).await), (vec![], None), "no quotas, and no changes");
-    assert!(put(&one, Some(quota(1)), true).await, "it is new");
-    assert!(!put(&one, Some(quota(2)), true).await, "it is there");
-    assert!(put(&other, Some(quota(3)), false).await, "it is stored, there or not");
-    assert!(put(&scope("other", "ns"), Some(quota(4)), true).await, "another pool's");
-    assert_eq!(ok("quota", s.store().quota(&one).await), Some(quota(1)), "what was added first");
-    assert!(put(&one, Some(quota(5)), false).await, "it is changed");
-    let (version, mut list) = all(Some(empty)).await.expect("it has changed");
-    list.sort_by(|(a, _), (b, _)| a.cmp(b));
-    let expected = vec![(one.clone(), quota(5)), (other.clone(), quota(3)), (scope("other", "ns"), quota(4))];
-    assert_eq!((list, all(Some(version)).await), (expected, None));
-    assert!(put(&other, None, false).await, "it was there");
-    assert!(!put(&other, None, false).await, "it is gone");
-    assert_eq!(ok("quota", s.store().quota(&other).await), None, "it was deleted");
-    assert_eq!(all(Some(version)).await.expect("it has changed").1.len(), 2, "what is left");
 }

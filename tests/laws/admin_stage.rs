@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dormouse::admin::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
+use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use dormouse::clock::{Clock, ManualClock, Millis};
-use dormouse::engine::Quota;
 use dormouse::error::{Error, Result};
 use dormouse::name::{Namespace, PoolName, Token};
 use parking_lot::Mutex;
@@ -37,8 +36,6 @@ struct Tables {
     limits: BTreeMap<TokenKey, Limit>,
     /// The count, and the end of its interval.
     counts: HashMap<(TokenKey, Direction), (u64, Millis)>,
-    quotas: BTreeMap<Scope, Quota>,
-    quota_version: QuotasVersion,
 }
 
 impl MemoryAdmin {
@@ -181,35 +178,6 @@ impl AdminStore for MemoryAdmin {
                 && ends > now
             {
                 *count = count.saturating_sub(1);
-            }
-        })
-        .await
-    }
-
-    async fn quotas(
-        &self,
-        known: Option<QuotasVersion>,
-    ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>> {
-        self.call(|state, _| {
-            let all = || state.quotas.iter().map(|(scope, quota)| (scope.clone(), *quota)).collect();
-            (known != Some(state.quota_version)).then(|| (state.quota_version, all()))
-        })
-        .await
-    }
-
-    async fn quota(&self, scope: &Scope) -> Result<Option<Quota>> {
-        self.call(|state, _| state.quotas.get(scope).copied()).await
-    }
-
-    async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
-        self.call(|state, _| {
-            if if_none && state.quotas.contains_key(scope) {
-                return false;
-            }
-            state.quota_version += 1;
-            match quota {
-                Some(quota) => state.quotas.insert(scope.clone(), quota).is_none() || !if_none,
-                None => state.quotas.remove(scope).is_some(),
             }
         })
         .await

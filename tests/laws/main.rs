@@ -444,7 +444,6 @@ macro_rules! admin_law_list {
                 uncount_never_goes_below_zero,
                 uncount_leaves_the_next_interval_alone,
                 concurrent_counts_are_all_counted,
-                quotas_are_added_set_and_removed,
                 check_is_fine,
             }
         }
@@ -467,6 +466,7 @@ macro_rules! settings_law_list {
                 a_kept_record_ends,
                 a_counter_counts_up_to_its_bound,
                 a_dropped_put_happened_or_did_not,
+                quotas_are_added_set_and_removed,
             }
         }
     };

@@ -3,6 +3,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use dormouse::admin::Scope;
+use dormouse::admin::quotas::QuotaManager;
+use dormouse::engine::Quota;
+use dormouse::name::{Namespace, PoolName};
+use dormouse::outage::Outage;
 use dormouse::settings::{
     Counted, MAX_CHANGES, MAX_SCAN, Put, Record, SettingChanges, SettingVersion, SettingsStore,
 };
@@ -292,4 +297,30 @@ pub async fn a_dropped_put_happened_or_did_not(s: &SettingsStage) {
         let page = ok("scan", s.store().scan(&key, None, 1).await);
         assert_eq!(page.records.into_iter().next().map(|(_, record)| record), get(s, &key).await, "{key}");
     }
+}
+
+/// Guards against overwriting a quota, and against showing that of another namespace or pool, also on another server.
+pub async fn quotas_are_added_set_and_removed(s: &SettingsStage) {
+    let server = || QuotaManager::new(s.store().clone(), Outage::new("the quotas"), std::iter::empty());
+    let (here, elsewhere) = (server(), server());
+    let scope = |pool, namespace| Scope {
+        pool: PoolName::parse(pool).expect("a name"),
+        namespace: Namespace::parse(namespace).expect("a name"),
+    };
+    let quota = |jobs| Quota { jobs, bytes: u64::MAX, queues: 0 };
+    let put = async |scope: &Scope, quota, if_none| ok("put", here.put(scope, quota, if_none).await);
+    let get = async |scope: &Scope| ok("get", elsewhere.get(scope).await);
+    let (one, other, of_pool) = (scope("default", "ns"), scope("default", "ns2"), scope("other", "ns"));
+    assert_eq!(get(&one).await, None, "there is none");
+    assert!(put(&one, Some(quota(1)), true).await, "it is new");
+    assert!(!put(&one, Some(quota(2)), true).await, "there is one");
+    assert!(put(&other, Some(quota(3)), false).await, "it is stored, whether there is one or not");
+    assert!(put(&of_pool, Some(quota(4)), true).await, "that of another pool");
+    assert_eq!(get(&one).await, Some(quota(1)), "what was added first");
+    assert!(put(&one, Some(quota(5)), false).await, "it is replaced");
+    let all = [get(&one).await, get(&other).await, get(&of_pool).await];
+    assert_eq!(all, [5, 3, 4].map(|jobs| Some(quota(jobs))));
+    assert!(put(&other, None, false).await, "there was one");
+    assert!(!put(&other, None, false).await, "there is none");
+    assert_eq!([get(&other).await, get(&one).await], [None, Some(quota(5))], "one was deleted");
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-pub use super::codec::{QUOTA, put_short, take_short};
+pub use super::codec::{put_short, take_short};
 use super::state::WriterState;
 pub use super::state::tables::Table;
 use super::state::tables::{Rows, Tables};

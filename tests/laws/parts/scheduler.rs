@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dormouse::admin::quotas::QuotaManager;
-use dormouse::clock::{ManualClock, Millis, SystemClock};
+use dormouse::clock::{ManualClock, Millis};
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::engine::{Engine, JobList, Quota, Quotas, together};
 use dormouse::job::{JobState, JobView};
@@ -27,7 +27,6 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin_stage::MemoryAdmin;
 use crate::gated::Gated;
 use crate::gated_settings::GatedSettings;
 use crate::settings_stage::MemorySettings;
@@ -45,8 +44,7 @@ pub fn schedule(name: &str) -> ScheduleId {
 }
 
 fn no_quotas() -> Arc<QuotaManager> {
-    let store = MemoryAdmin::new(Arc::new(SystemClock::default()));
-    QuotaManager::new(store, Outage::new("the quotas"), std::iter::empty())
+    QuotaManager::new(Arc::new(MemorySettings::default()), Outage::new("the quotas"), std::iter::empty())
 }
 
 /// A server: a scheduler, and stores that other servers may share.

@@ -54,8 +54,6 @@ pub fn namespace_of_job(key: &[u8]) -> Result<&[u8]> {
     Ok(&rest[..1 + len]) // the length and the name were read above
 }
 
-/// Prefix of the keys of `quotas` that name a quota.
-pub const QUOTA: &[u8] = b"q";
 /// Prefix of the keys of `quotas` that name a namespace's usage.
 const USED: &[u8] = b"u";
 

@@ -39,6 +39,11 @@ impl Settings {
         Ok(all)
     }
 
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.versions.len()
+    }
+
     pub fn version_of(&self, key: &[u8]) -> Option<u64> {
         self.versions.get(key).copied()
     }

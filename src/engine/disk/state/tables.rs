@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use crate::engine::disk::codec::QUOTA;
 use crate::engine::disk::store::{Fatal, Space, Store};
 
 /// One table. Its contents may be secret.
@@ -13,30 +12,19 @@ use crate::engine::disk::store::{Fatal, Space, Store};
 pub enum Table {
     Tokens,
     Limits,
-    /// Quotas of namespaces. Their keys begin with [`QUOTA`]: the same keyspace has the usage of namespaces.
-    Quotas,
     /// Queues that are pushed.
     Push,
 }
 
 impl Table {
-    const ALL: [Table; 4] = [Table::Tokens, Table::Limits, Table::Quotas, Table::Push];
+    const ALL: [Table; 3] = [Table::Tokens, Table::Limits, Table::Push];
 
     /// Returns the keyspace of the table.
     pub fn space(self) -> Space {
         match self {
             Table::Tokens => Space::Tokens,
             Table::Limits => Space::Limits,
-            Table::Quotas => Space::Quotas,
             Table::Push => Space::Push,
-        }
-    }
-
-    /// Returns the prefix of its keys there.
-    fn prefix(self) -> &'static [u8] {
-        match self {
-            Table::Tokens | Table::Limits | Table::Push => b"",
-            Table::Quotas => QUOTA,
         }
     }
 }
@@ -61,9 +49,6 @@ impl Tables {
         for table in Table::ALL {
             for item in store.all(table.space()) {
                 let (key, value) = item?;
-                if !key.starts_with(table.prefix()) {
-                    continue;
-                }
                 let row = (Bytes::copy_from_slice(&key), Bytes::copy_from_slice(&value));
                 tables.rows_mut(table).insert(row.0, row.1);
             }
