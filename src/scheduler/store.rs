@@ -140,10 +140,16 @@ impl ScheduleStore {
     }
 
     fn see(&self, id: &ScheduleId, version: SettingVersion, record: Option<&Record>) {
-        let head = record.and_then(|record| Head::read_with_size(&record.value));
+        if !self.index.lock().knows(id, version) {
+            let head = record.and_then(|record| Head::read_with_size(&record.value));
+            self.see_head(id, version, head.as_ref().map(|(head, bytes)| (head, *bytes)));
+        }
+    }
+
+    fn see_head(&self, id: &ScheduleId, version: SettingVersion, head: Option<(&Head, u64)>) {
         let mut index = self.index.lock();
         // Under the lock, so that totals are recorded in order.
-        if let Some(bytes) = index.see(id, version, head.as_ref().map(|(head, bytes)| (head, *bytes))) {
+        if let Some(bytes) = index.see(id, version, head) {
             self.quotas.set_schedule_bytes(self.scope(id), bytes);
         }
     }
@@ -321,10 +327,10 @@ impl ScheduleStore {
         expected: Option<SettingVersion>,
         put: &SchedulePut,
     ) -> Result<Stepped> {
-        let value = put.value(revision, &self.server);
-        match self.settings.put(&self.key(id), Some(value.clone()), expected).await? {
+        let head = put.head(revision, &self.server);
+        match self.settings.put(&self.key(id), Some(put.value(&head)), expected).await? {
             Put::Done(version) => {
-                self.see(id, version, Some(&Record { value, version }));
+                self.see_head(id, version, Some((&head, put.setting.bytes())));
                 let version = ScheduleVersion { revision, record: version };
                 Ok(Stepped::Done { version, landed: put.landed })
             }

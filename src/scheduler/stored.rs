@@ -243,9 +243,9 @@ pub struct SchedulePut {
 }
 
 impl SchedulePut {
-    /// Encodes the record.
-    pub fn value(&self, revision: u64, server: &str) -> Bytes {
-        let head = Head {
+    /// Returns the head of the record.
+    pub fn head(&self, revision: u64, server: &str) -> Head {
+        Head {
             revision,
             state: self.state,
             next: self.next,
@@ -253,9 +253,13 @@ impl SchedulePut {
             zones: self.zones.clone(),
             queue: self.setting.queue.to_string(),
             landed: self.landed.map(LandedText::of),
-        };
+        }
+    }
+
+    /// Encodes the record.
+    pub fn value(&self, head: &Head) -> Bytes {
         // Names and numbers always encode as JSON.
-        let head = serde_json::to_vec(&head).unwrap_or_default();
+        let head = serde_json::to_vec(head).unwrap_or_default();
         let ScheduleSetting { text, body, .. } = &self.setting;
         let mut value =
             BytesMut::with_capacity(head.len() + text.len() + self.progress.len() + body.len() + 3);
@@ -319,7 +323,7 @@ mod tests {
                 progress: text.into(), landed, bounds: ScheduleBounds { of_namespace: 1, of_pool: 1 }, job: None,
                 not_before: 0, zones: "2026f".into(), dry: false,
             };
-            let value = put.value(revision, "me");
+            let value = put.value(&put.head(revision, "me"));
             prop_assert_eq!(Head::read_with_size(&value).map(|(_, size)| size), Some(setting.bytes()));
             let read = StoredSchedule::read(id.clone(), &Record { value, version: record });
             let version = ScheduleVersion { revision, record };
