@@ -29,7 +29,7 @@ pub(super) const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// Delay after a check that met a conflict and took no step.
 pub(super) const STALE_PAUSE: Duration = Duration::from_millis(10);
 /// Maximum number of schedules read at a time.
-pub(super) const MAX_DUE: usize = 1024;
+pub(super) const MAX_DUE: usize = 512;
 /// Maximum number of unreadable schedules to remember.
 const MOST_ASIDE: usize = 1000;
 /// Schedules that became due within the first of these times are due now. If a check does not reach all of them, those
