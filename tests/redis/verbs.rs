@@ -365,7 +365,8 @@ async fn a_repeated_request_is_known_to_every_server_for_ten_minutes() {
 /// Guards against a paused queue that resumes, or a schedule that ends, because this version keeps both elsewhere.
 #[tokio::test]
 async fn what_an_earlier_version_has_paused_or_scheduled_is_not_ignored() {
-    for (key, command) in [("dormouse/paused", "HSET"), ("dormouse/due", "ZADD")] {
+    for (key, command) in [("dormouse/paused", "HSET"), ("dormouse/due", "ZADD"), ("dormouse/quotas", "HSET")]
+    {
         let server = RedisServer::start();
         let conn = &mut server.connection();
         let _: u64 = redis::cmd(command).arg(key).arg("0").arg("shop/q").query(conn).expect("written");

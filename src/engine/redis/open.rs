@@ -75,9 +75,9 @@ impl RedisOptions {
     }
 }
 
-/// Error for a Redis with pauses or schedules that this version would ignore.
-const OF_EARLIER_VERSION: &str = "the Redis has pauses or schedules of a version before the first release: resume the queues and \
-    delete the schedules with that version, or delete the keys dormouse/paused and dormouse/due";
+/// Error for a Redis with pauses, schedules or quotas that this version would ignore.
+const OF_EARLIER_VERSION: &str = "the Redis has pauses, schedules or quotas of a version before the first release: end \
+    them with that version, or delete the keys dormouse/paused, dormouse/due and dormouse/quotas";
 
 /// A pool's nodes, and the guards that end its tasks.
 pub type OpenedPlace = (Common, Place, Vec<DropGuard>);

@@ -20,8 +20,8 @@ pub(super) use job_prefix;
 /// A key that never exists: the empty write of a health check uses it and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
 
-/// Keys of pauses and schedules in versions before the first release. Both are settings now.
-pub const BEFORE_SETTINGS: [&str; 2] = ["dormouse/paused", "dormouse/due"];
+/// Keys of pauses, schedules and quotas in versions before the first release. All are settings now.
+pub const BEFORE_SETTINGS: [&str; 3] = ["dormouse/paused", "dormouse/due", "dormouse/quotas"];
 
 /// The keys of one partition. All of them begin with its base, which is empty on a single Redis.
 #[derive(Clone, Debug)]
