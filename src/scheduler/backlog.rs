@@ -98,8 +98,11 @@ impl Late {
     pub fn owes(&self, id: &ScheduleId, since: Option<Millis>) {
         let mut owing = self.owing.lock();
         match since {
-            Some(since) if owing.len() < MOST_OWING => _ = owing.insert(id.clone(), (since, Instant::now())),
-            _ => _ = owing.remove(id),
+            Some(since) if owing.len() < MOST_OWING || owing.contains_key(id) => {
+                owing.insert(id.clone(), (since, Instant::now()));
+            }
+            Some(_) => {}
+            None => _ = owing.remove(id),
         }
     }
 
@@ -108,5 +111,29 @@ impl Late {
         let mut owing = self.owing.lock();
         owing.retain(|_, (_, seen)| seen.elapsed() < FORGOTTEN);
         owing.values().map(|(since, _)| *since).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::{Namespace, ScheduleName};
+
+    /// Guards against a gauge that forgets schedules because too many are behind.
+    #[test]
+    fn schedules_that_owe_stay_when_no_more_are_remembered() {
+        let id = |n: usize| ScheduleId {
+            namespace: Namespace::parse("ns").expect("a literal"),
+            name: ScheduleName::parse(&format!("s{n}")).expect("a literal"),
+        };
+        let late = Late::default();
+        for n in 0..MOST_OWING {
+            late.owes(&id(n), Some(1000 + n as Millis));
+        }
+        late.owes(&id(0), Some(500));
+        late.owes(&id(MOST_OWING), Some(1));
+        assert_eq!(late.oldest_owed(), Some(500), "what a remembered schedule owes now");
+        late.owes(&id(0), None);
+        assert_eq!(late.oldest_owed(), Some(1001), "the next one");
     }
 }
