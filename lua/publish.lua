@@ -9,7 +9,8 @@
 --         per new queue: its namespace, its name
 -- (An index exists once the queues of a namespace have been listed.)
 -- returns {now, 0, calls refused because one of their ids exists already, or, with 1000, 2000 or 3000 added, because
---         their namespace's quota of jobs, bytes or queues is exceeded ...}; {now, 1}: a key has the wrong type, so all
+--         their namespace's quota of jobs, bytes or queues is exceeded ..., if timers of replaced jobs were deleted:
+--         {per timer: its job's key, its score ('' = of a running job)}}; {now, 1}: a key has the wrong type, so all
 --         calls are refused and nothing has changed; {now, 2}: a staged value has expired, and nothing has changed
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's), 1,024 names of timers
 local list_count, job_count, replaced_count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -103,17 +104,22 @@ if failed then
   return {now, 1}
 end
 
-local arg, timers_of = 5 + 6 * job_count, {}
+local arg, timers_of, gone = 5 + 6 * job_count, {}, {}
 for replaced = 1, replaced_count do
   if not refused[ARGV[arg]] then
     local key = KEYS[before_jobs + job_count + replaced]
     local there = call('DEL', key) == 1
     local member = ARGV[arg + 1]
-    if (member == '' or call('ZREM', KEYS[1], member) == 0) and there then timers_of[#timers_of + 1] = key end
+    if member ~= '' and call('ZREM', KEYS[1], member) == 1 then
+      gone[#gone + 1], gone[#gone + 2] = key, ''
+    elseif there then
+      timers_of[#timers_of + 1] = key
+    end
   end
   arg = arg + 2
 end
-forget_timers(KEYS[1], timers_of)
+forget_timers(KEYS[1], timers_of, gone, true)
+if #gone > 0 then answer[#answer + 1] = gone end
 for name = before_jobs + job_count + replaced_count + 1, #KEYS, 3 do
   redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
   -- Only if the queue's publish was not refused.

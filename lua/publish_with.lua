@@ -16,8 +16,9 @@
 --         staged = 1: stage.lua has stored the values of all jobs; replaced: timer member of the replaced job, if any
 --         ('' = unknown); fingerprint, if there is an idempotency key; remembered: ms to keep the record; forever: ms
 --         that represent forever
--- returns {now, 'done' or 'replay', outcome of the jobs}: a line for each of new|duplicate|replaced, id, due time in us
---         ('' = unknown), id of the replaced job; {now, 'mismatch'}; {now, 'conflict', job from 0, id of the job that
+-- returns {now, 'done', outcome of the jobs, {per timer deleted: its job's key, its score ('' = of a running job)}} or
+--         {now, 'replay', outcome}: a line for each of new|duplicate|replaced, id, due time in us ('' = unknown), id of
+--         the replaced job; {now, 'mismatch'}; {now, 'conflict', job from 0, id of the job that
 --         holds its key}; {now, 'taken'}: an id exists already; {now, 'ended'}: a staged value has expired; {now,
 --         'type'}: a key has the wrong type; {now, 'set_aside', job from 0}: jobs of its queue set aside by a destroy
 --         must be deleted first, and staged values stay; {now, 'quota', 1 jobs, 2 bytes or 3 queues}. Nothing has
@@ -103,7 +104,7 @@ for i, job in ipairs(jobs) do
         if job.conflict == 'keep' then
           job.how, job.due = 'duplicate', due
         elseif not running then
-          job.how, job.holder_timer = 'replaced', member
+          job.how, job.holder_timer, job.holder_score = 'replaced', member, found
         end
       end
     end
@@ -126,7 +127,7 @@ if quotas then
 end
 
 -- The first write is a SET: a full Redis refuses it, and with it the whole call.
-local elements_of, timers, placed = {}, {}, {}
+local elements_of, timers, placed, gone = {}, {}, {}, {}
 for i, job in ipairs(jobs) do
   local id = job.id
   if job.how == 'duplicate' then
@@ -163,7 +164,10 @@ for i, job in ipairs(jobs) do
   if job.key and job.how ~= 'duplicate' then
     if job.how == 'replaced' then
       call('DEL', job.holder_key)
-      if job.holder_timer then call('ZREM', KEYS[1], job.holder_timer) end
+      if job.holder_timer then
+        call('ZREM', KEYS[1], job.holder_timer)
+        gone[#gone + 1], gone[#gone + 2] = job.holder_key, job.holder_score
+      end
     end
     -- The previous holder, if it still exists, loses the key.
     if job.holder then call('HDEL', job.holder_details, 'key', 'tries', 'until') end
@@ -175,7 +179,11 @@ for i, job in ipairs(jobs) do
 end
 if replaced_key then
   local there = call('DEL', replaced_key) == 1
-  if (args.replaced == '' or call('ZREM', KEYS[1], args.replaced) == 0) and there then forget_timers(KEYS[1], {replaced_key}) end
+  if args.replaced ~= '' and call('ZREM', KEYS[1], args.replaced) == 1 then
+    gone[#gone + 1], gone[#gone + 2] = replaced_key, ''
+  elseif there then
+    forget_timers(KEYS[1], {replaced_key}, gone, true)
+  end
 end
 local outcome = table.concat(placed, '\n')
 if record then call('SET', record, args.fingerprint .. outcome, 'PX', args.remembered) end
@@ -188,4 +196,4 @@ for _, list in ipairs(lists) do
     names = names + 3
   end
 end
-return {now, 'done', outcome}
+return {now, 'done', outcome, gone}

@@ -6,14 +6,16 @@
 --         job that is due now, and pumps without the lease too
 -- returns {now, members removed, us until the next is due (-1 = none), invalid members, members postponed because their
 --         list has another type, {ns/queue that got ready jobs}, {per ns/queue: name, jobs that are ready again after
---         their ttr, jobs that died}, us left of another server's lease (0 = this server holds it)}
+--         their ttr, jobs that died}, us left of another server's lease (0 = this server holds it), {per ns/queue: name,
+--         timers of delayed jobs removed, of running ones}, {per timer removed whose score is in whole seconds: its
+--         job's key, its score}}
 -- bound   200 members (the caller's)
 local t, byte, held = KEYS[1], string.byte, 0
 if ARGV[3] then
   local LEASE, RENEW = 1250, 1100
   local holder, left = call('GET', KEYS[2]), call('PTTL', KEYS[2])
   if holder and holder ~= ARGV[3] then held = math.max(left, 1) * 1000 end
-  if held > 0 and ARGV[4] ~= '1' then return {now, 0, -1, 0, 0, {}, {}, held} end
+  if held > 0 and ARGV[4] ~= '1' then return {now, 0, -1, 0, 0, {}, {}, held, {}, {}} end
   if held == 0 and left < RENEW then
     -- The first write needs no memory, since a full Redis refuses only a first write that does.
     call('ZREM', t, '')
@@ -41,11 +43,24 @@ if early > 0 then
   if below < most then read_due('(' .. second, score(now), most - below, due, scores) end
 end
 local n, garbage, put_off, ready, told = #due, 0, 0, {}, {}
--- Whether the score is a running job's. This is unknown for lmstfy's whole seconds; our delayed jobs due at whole
--- seconds are written half a microsecond later.
-local function ran(score)
+-- Per ns/queue: its numbers of timers. lmstfy's whole seconds do not tell delayed jobs from running ones; our delayed
+-- jobs due at whole seconds are written half a microsecond later.
+local moved, moved_of, last_group, whole_seconds = {}, {}, nil, {}
+-- Counts a removed timer. Returns whether it was a running job's.
+local function ran(score, group, key)
   local part = (score % 1) * 1000000
-  return part >= 0.75 and math.floor(part + 0.5) % 2 == 1
+  if part == 0 then
+    whole_seconds[#whole_seconds + 1], whole_seconds[#whole_seconds + 2] = key, score
+    return false
+  end
+  if group ~= last_group then
+    last_group, moved_of = group, moved[group] or {0, 0}
+    moved[group] = moved_of
+  end
+  local runs = part >= 0.75 and math.floor(part + 0.5) % 2 == 1
+  local kind = runs and 2 or 1
+  moved_of[kind] = moved_of[kind] + 1
+  return runs
 end
 -- Names prefix of the last member, and its group: usually the next member has the same.
 local names, group
@@ -80,7 +95,7 @@ if n > 0 then
     if group then
       k = k + 1
       keys[k], groups[k], tries[k], entries[k], whole[k] = base .. 'j/' .. group .. '/' .. id, group, left, entry, due[i]
-      again[k] = left > 0 and ran(scores[i]) and 1 or 0
+      again[k] = ran(scores[i], group, keys[k]) and left > 0 and 1 or 0
     else
       garbage = garbage + 1
     end
@@ -132,4 +147,9 @@ if head[2] then
   if next_due < 0 then next_due = 0 end
   if next_due > 1000000000 then next_due = 1000000000 end
 end
-return {now, n, next_due, garbage, put_off, ready, told, held}
+local counts = {}
+for group, of in pairs(moved) do
+  local k = #counts
+  counts[k + 1], counts[k + 2], counts[k + 3] = group, of[1], of[2]
+end
+return {now, n, next_due, garbage, put_off, ready, told, held, counts, whole_seconds}

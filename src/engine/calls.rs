@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
+use std::ops::BitOrAssign;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::clock::Millis;
 use crate::job::{Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
@@ -124,9 +125,41 @@ pub struct QueueSize {
     pub running: Option<u64>,
     /// Age of the first ready job; `None` if there is none.
     pub oldest_ready: Option<Duration>,
+    pub estimated: Estimated,
     /// Identifies the first ready job within its queue: changes when another job comes to the head, and may change
     /// when the same one returns to it. `None` if no job is ready.
     pub head: Option<u64>,
+}
+
+/// Which statistics of a queue are estimates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Estimated {
+    /// The numbers of delayed and running jobs.
+    pub timers: bool,
+    /// The age of the first ready job: from its id.
+    pub age: bool,
+}
+
+impl Estimated {
+    /// Whether nothing is an estimate.
+    pub fn is_none(&self) -> bool {
+        *self == Estimated::default()
+    }
+}
+
+/// The names of the fields.
+impl Serialize for Estimated {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let timers = self.timers.then_some(["delayed", "running"]);
+        s.collect_seq(timers.iter().flatten().chain(self.age.then_some(&"oldest_ready_age")))
+    }
+}
+
+impl BitOrAssign for Estimated {
+    fn bitor_assign(&mut self, other: Estimated) {
+        self.timers |= other.timers;
+        self.age |= other.age;
+    }
 }
 
 /// Statistics of a store, for the metrics.
@@ -425,13 +458,22 @@ pub struct QueueView {
     pub dead: Option<u64>,
     /// Age of the job at the head; `None` also if no job is ready.
     pub oldest_ready_age: Option<Duration>,
+    pub estimated: Estimated,
 }
 
 impl QueueView {
     /// Returns the statistics of a queue without jobs.
     pub fn empty(queue: Queue) -> QueueView {
         let none = Some(0);
-        QueueView { queue, ready: none, delayed: none, running: none, dead: none, oldest_ready_age: None }
+        QueueView {
+            queue,
+            ready: none,
+            delayed: none,
+            running: none,
+            dead: none,
+            oldest_ready_age: None,
+            estimated: Estimated::default(),
+        }
     }
 }
 

@@ -71,9 +71,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use self::calls::{
-    By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, OnceKind,
-    Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota,
-    Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats,
+    By, Consumed, Cursor, Detail, Estimated, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once,
+    OnceKind, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView,
+    Quota, Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats,
     Touched, Tries, Usage, delay_in_id,
 };
 use self::delays::{DelayCount, Delays};

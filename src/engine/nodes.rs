@@ -5,6 +5,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 
+use super::Estimated;
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::name::Queue;
@@ -98,8 +99,8 @@ pub struct JobsOfPart {
     /// `host:port`; `None` if no node has the partition now.
     pub node: Option<String>,
     pub ready: u64,
-    /// `None` when the part has too many timers to count those of the queue.
-    pub delayed: Option<u64>,
-    pub running: Option<u64>,
+    pub delayed: u64,
+    pub running: u64,
     pub dead: u64,
+    pub estimated: Estimated,
 }

@@ -178,6 +178,8 @@ families! {
         timer_overdue: GaugeVec = "dormouse_timer_overdue_seconds", POOL;
         /// Delayed and running jobs of a queue, if the store counts them.
         queue_jobs: IntGaugeVec = "dormouse_queue_jobs", &["pool", "namespace", "queue", "state"];
+        /// 1 while the numbers of delayed and running jobs of a pool's queues are estimates.
+        queue_jobs_estimated: IntGaugeVec = "dormouse_queue_jobs_estimated", POOL;
         /// 1 while the queue is paused.
         queue_paused: IntGaugeVec = "dormouse_queue_paused", QUEUE;
         /// Jobs that died, because they had no tries left or were buried.

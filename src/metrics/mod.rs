@@ -72,6 +72,8 @@ pub struct QueueStatistics<'a> {
     pub running: Option<u64>,
     /// Age of the oldest ready job.
     pub oldest_ready: Option<Duration>,
+    /// Whether `delayed` and `running` are estimates.
+    pub estimated: bool,
 }
 
 /// Availability of the stores, and readiness of the server, at the time of a scrape.
@@ -172,7 +174,10 @@ impl Metrics {
     pub fn clear_store_statistics(&self) {
         let stores = &self.engine.stores;
         let sizes = [&stores.queue_sizes, &stores.deadletter_sizes, &stores.timer_sizes];
-        sizes.into_iter().chain([&stores.queue_jobs, &stores.queue_paused]).for_each(|family| family.reset());
+        sizes
+            .into_iter()
+            .chain([&stores.queue_jobs, &stores.queue_jobs_estimated, &stores.queue_paused])
+            .for_each(|family| family.reset());
         stores.oldest_ready.reset();
         stores.timer_overdue.reset();
         self.figures.iter().for_each(|(_, gauge)| gauge.reset());
@@ -219,6 +224,9 @@ impl Metrics {
         let sum = |of: fn(&QueueStatistics<'_>) -> u64| figures.iter().map(of).sum::<u64>() as i64;
         stores.queue_sizes.with_label_values(&labels).set(sum(|figures| figures.ready));
         stores.deadletter_sizes.with_label_values(&labels).set(sum(|figures| figures.dead));
+        if figures.iter().any(|figures| figures.estimated) {
+            stores.queue_jobs_estimated.with_label_values(&[pool]).set(1);
+        }
         let oldest = figures.iter().filter_map(|figures| figures.oldest_ready).max();
         stores.oldest_ready.with_label_values(&labels).set(seconds(oldest));
         let known = |of: fn(&QueueStatistics<'_>) -> Option<u64>| figures.iter().map(of).sum::<Option<u64>>();
@@ -327,6 +335,7 @@ mod tests {
             delayed: Some(6),
             running: None,
             oldest_ready: Some(Duration::from_millis(2500)),
+            estimated: true,
         };
         metrics.sizes(&pool, 3, None, [of]);
         metrics.store_figure(&pool, "used_mem_bytes", 6.0);
@@ -343,6 +352,7 @@ mod tests {
             r#"infra_lmstfy_redis_queue_sizes{namespace="ns",pool="default",queue="q"} 4"#,
             r#"infra_lmstfy_redis_deadletter_sizes{namespace="ns",pool="default",queue="q"} 5"#,
             r#"infra_lmstfy_redis_used_mem_bytes{pool="default"} 6"#,
+            r#"dormouse_queue_jobs_estimated{pool="default"} 1"#,
             r#"dormouse_cluster_wait_seconds_count{pool="default"} 0"#,
             r#"le="15""#,
             r#"le="37.5""#,
@@ -371,7 +381,8 @@ mod tests {
         let names: Vec<Queue> = (0..MOST_QUEUES + 100).map(|i| queue(&format!("q{i}"))).collect();
         let of = |(i, queue)| {
             let (ready, dead) = if i < 100 { (0, 0) } else { (1, 2) };
-            QueueStatistics { queue, ready, dead, delayed: Some(1), running: None, oldest_ready: None }
+            let (delayed, running, oldest_ready) = (Some(1), None, None);
+            QueueStatistics { queue, ready, dead, delayed, running, oldest_ready, estimated: false }
         };
         let largest = queue("z-the-largest");
         let large = QueueStatistics {
@@ -381,6 +392,7 @@ mod tests {
             delayed: Some(1),
             running: None,
             oldest_ready: Some(Duration::from_secs(9)),
+            estimated: false,
         };
         metrics.sizes(&pool, 0, None, names.iter().enumerate().map(of).chain([large]));
         let text = String::from_utf8(metrics.text()).expect("it is text");

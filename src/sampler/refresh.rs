@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::rows::{QueueRow, position};
 use super::{Sample, Sampler, seconds};
 use crate::clock::Millis;
-use crate::engine::{QueueView, SizeOf, together};
+use crate::engine::{Estimated, QueueView, SizeOf, together};
 use crate::error::Result;
 use crate::job::JobId;
 use crate::name::Queue;
@@ -68,6 +68,7 @@ impl Sampler {
             running: None,
             dead: Some(dead),
             oldest_ready_age: None,
+            estimated: Estimated::default(),
         }))
     }
 }
@@ -88,6 +89,7 @@ impl QueueRow {
         self.ready = view.ready.unwrap_or(self.ready);
         self.delayed = view.delayed.or(self.delayed);
         self.running = view.running.or(self.running);
+        self.estimated.timers = view.estimated.timers;
         self.oldest = view.oldest_ready_age.or(self.oldest.filter(|_| self.ready > 0));
     }
 }

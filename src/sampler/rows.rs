@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::Millis;
 use crate::dispatch::Pause;
-use crate::engine::QueueSize;
+use crate::engine::{Estimated, QueueSize};
 use crate::history::need::{Need, Now, Pushed};
 use crate::history::{Of, Point};
 use crate::job::JobId;
@@ -27,6 +27,7 @@ pub struct QueueRow {
     pub delayed: Option<u64>,
     pub running: Option<u64>,
     pub oldest: Option<Duration>,
+    pub estimated: Estimated,
     /// Published, delivered, acked, and died: jobs per second at this server over the last minute. `None` if not
     /// counted by queue.
     pub rates: Option<[f64; 4]>,
@@ -56,6 +57,7 @@ impl QueueRow {
             delayed: None,
             running: None,
             oldest: None,
+            estimated: Estimated::default(),
             rates: None,
             waiting: 0,
             handed_out: None,
@@ -136,6 +138,7 @@ pub(super) fn rows(queues: &[QueueSize]) -> (Vec<(QueueRow, Option<u64>)>, usize
             delayed: size.delayed,
             running: size.running,
             oldest: size.oldest_ready,
+            estimated: size.estimated,
             ..QueueRow::new(namespace.clone(), name)
         };
         if JobId::parse(name.as_str()).is_none() {
@@ -151,6 +154,7 @@ pub(super) fn rows(queues: &[QueueSize]) -> (Vec<(QueueRow, Option<u64>)>, usize
                 sum.delayed = both(sum.delayed, size.delayed);
                 sum.running = both(sum.running, size.running);
                 sum.oldest = sum.oldest.max(size.oldest_ready);
+                sum.estimated |= size.estimated;
             }
         }
     }
@@ -181,6 +185,7 @@ mod tests {
             delayed: Some(2),
             running: None,
             oldest_ready: Some(Duration::from_secs(ready)),
+            estimated: Estimated::default(),
             head: Some(7),
         }
     }

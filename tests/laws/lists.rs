@@ -226,8 +226,7 @@ pub async fn queues_are_listed_with_their_figures(s: &dyn Stage) {
             let view = of(q);
             assert_eq!(view.dead, Some(dead), "dead of {q}");
             assert!(view.ready.is_none_or(|count| count == ready), "ready of {q}: {view:?}");
-            assert!(view.delayed.is_none_or(|count| count == 2), "delayed of {q}: {view:?}");
-            assert!(view.running.is_none_or(|count| count == 2), "running of {q}: {view:?}");
+            assert_eq!((view.delayed, view.running), (Some(2), Some(2)), "timers of {q}: {view:?}");
             if let Some(age) = view.oldest_ready_age {
                 assert!(
                     age + s.differences().slack >= LIFE,

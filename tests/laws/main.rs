@@ -22,6 +22,7 @@ mod admin;
 mod closing;
 mod concurrency;
 mod consume;
+mod counts;
 mod dead;
 mod dead_age;
 mod forget;
@@ -408,6 +409,12 @@ macro_rules! more_laws {
                 a_forgotten_queue_is_in_no_list,
                 running_jobs_outlive_their_queue,
                 the_name_of_a_queue_in_use_stays,
+            }
+            counts {
+                delayed_and_running_jobs_are_counted,
+                replaced_and_cancelled_jobs_are_no_longer_counted,
+                due_jobs_are_no_longer_counted,
+                jobs_of_one_call_are_each_counted,
             }
             closing {
                 after_close_every_verb_says_closed,

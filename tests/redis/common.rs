@@ -61,3 +61,18 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
         Err(_) => panic!("{what}: not within {BOUND:?}"),
     }
 }
+
+/// `struct.pack("<HHc0", tries, #id, id)`, deliberately written a second time.
+pub fn element(tries: u16, id: &str) -> Vec<u8> {
+    [&tries.to_le_bytes()[..], &(id.len() as u16).to_le_bytes(), id.as_bytes()].concat()
+}
+
+/// Returns the timer member of a job of namespace `shop`, as lmstfy packs it.
+pub fn member(queue: &str, tries: u16, id: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for name in ["shop", queue] {
+        bytes.extend((name.len() as u16).to_le_bytes());
+        bytes.extend(name.as_bytes());
+    }
+    [bytes, element(tries, id)].concat()
+}

@@ -13,6 +13,7 @@ mod sentinel;
 mod spread;
 mod storage;
 mod stumbles;
+mod timer_counts;
 mod verbs;
 
 #[path = "../support"]

@@ -4,7 +4,7 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use crate::common::{TTR, consume, engine, id, job, queue};
+use crate::common::{TTR, consume, element, engine, id, job, member, queue};
 use crate::support::consume;
 use crate::support::engine_ext::EngineExt;
 use crate::support::redis_admin::open_admin_redis;
@@ -35,20 +35,6 @@ async fn pump(engine: &RedisEngine, moved: usize) {
         tokio::time::sleep(pumped.next.clamp(Duration::from_millis(1), Duration::from_millis(100))).await;
     }
     panic!("{seen} of {moved} jobs were moved");
-}
-
-/// `struct.pack("<HHc0", tries, #id, id)`, deliberately written a second time.
-fn element(tries: u16, id: &str) -> Vec<u8> {
-    [&tries.to_le_bytes()[..], &(id.len() as u16).to_le_bytes(), id.as_bytes()].concat()
-}
-
-fn member(queue: &str, tries: u16, id: &str) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for name in ["shop", queue] {
-        bytes.extend((name.len() as u16).to_le_bytes());
-        bytes.extend(name.as_bytes());
-    }
-    [bytes, element(tries, id)].concat()
 }
 
 fn redis_micros(conn: &mut Connection) -> u64 {

@@ -21,8 +21,10 @@ use dormouse::job::{JobId, JobRef, JobState, NewJob, Reason};
 use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
 use redis::{Commands, Connection};
 
+/// Returns the keys like this, except those of the numbers of timers, which are recorded at any time.
 fn keys_like(conn: &mut Connection, pattern: &str) -> BTreeSet<String> {
-    conn.keys::<_, Vec<String>>(pattern).expect("KEYS").into_iter().collect()
+    let keys: Vec<String> = conn.keys(pattern).expect("KEYS");
+    keys.into_iter().filter(|key| !key.starts_with("dormouse/timers")).collect()
 }
 
 fn keyed(job: NewJob, key: &str, on_conflict: OnConflict) -> Placing {

@@ -12,9 +12,9 @@ use dormouse::engine::delays::{DelayCount, DelayedOf, Delays};
 use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::observer::{Observer, Observers};
 use dormouse::engine::{
-    By, Consumed, Cursor, Detail, Engine, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Placed,
-    Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, Release,
-    Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Tries, Usage,
+    By, Consumed, Cursor, Detail, Engine, Estimated, Fingerprint, Held, How, JobList, JobPage, OnConflict,
+    Once, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas,
+    Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Tries, Usage,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
@@ -802,6 +802,7 @@ impl Engine for ModelEngine {
                 running: count(JobState::Running),
                 dead: count(JobState::Dead),
                 oldest_ready_age: head.map(|head| Duration::from_millis(now - head.since)),
+                estimated: Estimated::default(),
             }
         };
         Ok(QueuePage { queues: names.iter().map(view).collect(), next })
@@ -824,6 +825,7 @@ impl Engine for ModelEngine {
                 let head = &state.jobs[&(queue.clone(), *id)];
                 Duration::from_millis(now.saturating_sub(head.since))
             }),
+            estimated: Estimated::default(),
             head: state.ready(queue).first().map(|id| {
                 let head = &state.jobs[&(queue.clone(), *id)];
                 let place = format!("{id} {} {}", head.since, head.job.tries);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::stores::TwoStores;
-use crate::engine::{Cursor, JobList, JobPage, QueuePage, QueueSize, QueueView, Stats};
+use crate::engine::{Cursor, Estimated, JobList, JobPage, QueuePage, QueueSize, QueueView, Stats};
 use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};
 
@@ -74,6 +74,7 @@ impl TwoStores {
                     delayed: sum(other.delayed, size.delayed),
                     running: sum(other.running, size.running),
                     oldest_ready: other.oldest_ready.max(size.oldest_ready),
+                    estimated: either(other.estimated, size.estimated),
                     // The source's jobs are delivered first.
                     head: other.head.or(size.head),
                     queue: size.queue,
@@ -112,6 +113,11 @@ fn sum(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     Some(a? + b?)
 }
 
+fn either(mut a: Estimated, b: Estimated) -> Estimated {
+    a |= b;
+    a
+}
+
 /// Combines the statistics of one queue in both stores.
 fn together(a: QueueView, b: QueueView) -> QueueView {
     let age_known = |view: &QueueView| view.ready == Some(0) || view.oldest_ready_age.is_some();
@@ -123,5 +129,6 @@ fn together(a: QueueView, b: QueueView) -> QueueView {
         running: sum(a.running, b.running),
         dead: sum(a.dead, b.dead),
         oldest_ready_age: age,
+        estimated: either(a.estimated, b.estimated),
     }
 }

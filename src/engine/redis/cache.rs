@@ -68,6 +68,11 @@ impl Deliveries {
         self.0.get(id)?.tries
     }
 
+    /// Returns the job's due time, if recorded.
+    pub fn ends(&self, id: &JobId) -> Option<Millis> {
+        Some(self.0.get(id)?.ends)
+    }
+
     /// Removes a deleted or returned job. Returns its tries, if recorded.
     pub fn remove(&self, id: &JobId) -> Option<u16> {
         self.0.remove(id)?.1.tries

@@ -20,6 +20,7 @@ use super::layout::script_call::ScriptCall;
 use super::layout::scripts::Script;
 use super::link::Lane;
 use super::pool::{Attempts, Pool};
+use super::timer_counts::TimerCounts;
 use crate::clock::{Micros, Millis};
 use crate::engine::Published;
 use crate::engine::batch::Caller;
@@ -40,6 +41,7 @@ pub(crate) struct PartitionCore {
     /// Each reply is whether the job existed.
     pub(super) acks: OnceLock<Caller<JobRef, bool>>,
     pub(super) quotas: Counting,
+    pub(super) timer_counts: TimerCounts,
     pub(super) copies: Copies,
     /// Held while finishing a destroy that another server started.
     pub(super) finishing: Mutex<()>,
@@ -73,6 +75,7 @@ impl PartitionCore {
             movable: OnceLock::new(),
             acks: OnceLock::new(),
             quotas: Counting::default(),
+            timer_counts: TimerCounts::default(),
             copies: Copies::default(),
             finishing: Mutex::default(),
             far_looks: Mutex::default(),

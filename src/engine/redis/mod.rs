@@ -11,8 +11,8 @@
 //!   `cluster/`: the nodes of a cluster; `open`: opening a pool.
 //! - `connection/`: opening, maintaining and sharing connections, and calls in flight when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `copies`, `counting`, `arming`, `cache`, `clock`, `dues`: in-memory state of this process; `batches`: calls that
-//!   share a script call.
+//! - `copies`, `counting`, `timer_counts`, `arming`, `cache`, `clock`, `dues`: in-memory state of this process; `batches`:
+//!   calls that share a script call.
 //! - `in_time`: deadlines of calls, and late replies.
 //! - `replicas`, `waits`: which replicas are in sync, and whether they have a write.
 //! - `watch`, `lists`: notifies of jobs that other servers made ready.
@@ -50,6 +50,7 @@ mod router;
 mod safety;
 mod spread;
 pub(crate) mod tables;
+mod timer_counts;
 pub(crate) mod verbs;
 mod waits;
 mod watch;
@@ -89,7 +90,7 @@ use self::partitions::Partitions;
 use self::pool::{Place, Pool};
 use self::router::Router;
 use self::spread::Spreading;
-use self::verbs::quotas;
+use self::verbs::{quotas, timer_counts as timers};
 
 /// A pool of jobs on a Redis or in a cluster.
 #[derive(Debug)]
@@ -140,6 +141,8 @@ impl RedisEngine {
         for part in &router.parts {
             let count = quotas::run(part.clone());
             tasks.spawn_essential("the quota count", count);
+            tasks.spawn_essential("the record of timers", timers::record(part.clone()));
+            tasks.spawn_essential("the recount of timers", timers::recount(part.clone()));
             part.spawn_finisher();
         }
         match &pool.place {

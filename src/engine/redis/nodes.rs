@@ -15,7 +15,7 @@ use super::router::Router;
 use super::verbs::check::empty_write_of;
 use super::verbs::stats::gauges_of;
 use crate::engine::nodes::{JobsOfPart, NodeView, Nodes, NodesView, PartNumber, QueuePlaces, Unusable};
-use crate::engine::together;
+use crate::engine::{Estimated, together};
 use crate::error::{Error, Result, Unreachable};
 use crate::name::Queue;
 
@@ -147,10 +147,11 @@ impl Nodes for NodesOfPool {
         for (part, [ready, dead]) in self.router.lengths(queue).await? {
             let node = self.cluster.parts.read()[usize::from(part)].node.clone();
             let node = node.map(|node| node.address.to_string());
-            let timers = self.router.part(part).timers_of(queue).await?;
-            let (delayed, running) = timers.unzip();
-            if ready + dead > 0 || timers != Some((0, 0)) {
-                jobs.push(JobsOfPart { part, node, ready, delayed, running, dead });
+            let (timers, estimated) = self.router.part(part).timers_of(std::slice::from_ref(queue)).await?;
+            let [delayed, running] = timers.first().copied().unwrap_or_default();
+            if ready + dead + delayed + running > 0 {
+                let estimated = Estimated { timers: estimated, age: false };
+                jobs.push(JobsOfPart { part, node, ready, delayed, running, dead, estimated });
             }
         }
         Ok(QueuePlaces { home, spread: self.router.spreading.is_spread(queue), jobs })

@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::{Serialize, Serializer};
 
 use crate::dispatch::Pause;
-use crate::engine::{By, Cursor, Detail, Engine, JobList, JobPage, MAX_LISTED, QueueView};
+use crate::engine::{By, Cursor, Detail, Engine, Estimated, JobList, JobPage, MAX_LISTED, QueueView};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, JobReply};
 use crate::http::answer::room::{LARGE_ANSWER, Room, bytes_of};
@@ -43,6 +43,8 @@ struct ListedQueue<'a> {
     dead: Option<u64>,
     #[serde(serialize_with = "as_seconds")]
     oldest_ready_age: Option<Duration>,
+    #[serde(skip_serializing_if = "Estimated::is_none")]
+    estimated: Estimated,
     paused: bool,
     /// When the pause ends by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,6 +60,7 @@ impl<'a> ListedQueue<'a> {
             running: view.running,
             dead: view.dead,
             oldest_ready_age: view.oldest_ready_age,
+            estimated: view.estimated,
             paused: pause.is_some(),
             paused_until: pause.and_then(|pause| pause.until).map(Instant),
         }

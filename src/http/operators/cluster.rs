@@ -5,6 +5,7 @@ use axum::http::StatusCode;
 use serde::Serialize;
 
 use super::names;
+use crate::engine::Estimated;
 use crate::engine::nodes::{JobsOfPart, NodeView, NodesView, PartNumber, QueuePlaces, Unusable};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
@@ -54,9 +55,11 @@ struct PartReply {
     partition: PartNumber,
     node: Option<String>,
     ready: u64,
-    delayed: Option<u64>,
-    running: Option<u64>,
+    delayed: u64,
+    running: u64,
     dead: u64,
+    #[serde(skip_serializing_if = "Estimated::is_none")]
+    estimated: Estimated,
 }
 
 /// `GET /cluster?pool&namespace&queue`
@@ -103,8 +106,8 @@ fn node(of: NodeView) -> NodeReply {
 
 fn places_of(QueuePlaces { home, spread, jobs }: QueuePlaces) -> PlacesReply {
     let jobs = jobs.into_iter().map(|of| {
-        let JobsOfPart { part, node, ready, delayed, running, dead } = of;
-        PartReply { partition: part, node, ready, delayed, running, dead }
+        let JobsOfPart { part, node, ready, delayed, running, dead, estimated } = of;
+        PartReply { partition: part, node, ready, delayed, running, dead, estimated }
     });
     PlacesReply { home, spread, jobs: jobs.collect() }
 }

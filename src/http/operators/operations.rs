@@ -235,7 +235,7 @@ fn of_nodes(view: &NodesView) -> ClusterStatistics<'_> {
 }
 
 fn figures(size: &QueueSize) -> QueueStatistics<'_> {
-    let QueueSize { queue, ready, dead, delayed, running, oldest_ready, .. } = size;
+    let QueueSize { queue, ready, dead, delayed, running, oldest_ready, estimated, .. } = size;
     QueueStatistics {
         queue,
         ready: *ready,
@@ -243,6 +243,7 @@ fn figures(size: &QueueSize) -> QueueStatistics<'_> {
         delayed: *delayed,
         running: *running,
         oldest_ready: *oldest_ready,
+        estimated: estimated.timers,
     }
 }
 
@@ -276,7 +277,7 @@ mod tests {
     use tokio::sync::Mutex;
 
     use super::*;
-    use crate::engine::Stats;
+    use crate::engine::{Estimated, Stats};
     use crate::name::{Namespace, Queue, QueueName};
 
     const QUEUES: usize = 2_000;
@@ -294,6 +295,7 @@ mod tests {
             delayed: None,
             running: None,
             oldest_ready: None,
+            estimated: Estimated::default(),
             head: None,
         };
         let stats = Stats { queues: (0..QUEUES).map(size).collect(), ..Stats::default() };

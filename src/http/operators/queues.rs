@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::names::{Asked, JOB_IDS, given};
 use super::sums::{OfQueues, Sums, rounded};
-use crate::engine::{Cursor, MAX_LISTED};
+use crate::engine::{Cursor, Estimated, MAX_LISTED};
 use crate::history::need::Need;
 use crate::history::{Of, Point, Range};
 use crate::http::answer::error::{ApiError, HandlerResult};
@@ -69,6 +69,8 @@ pub struct QueueReply {
     pub running: Option<u64>,
     pub dead: u64,
     pub oldest_ready_age: Option<f64>,
+    #[serde(skip_serializing_if = "Estimated::is_none")]
+    pub estimated: Estimated,
     #[serde(rename = "in")]
     pub entered: Option<f64>,
     pub out: Option<f64>,
@@ -103,6 +105,7 @@ fn reply(state: &AppState, pool: &PoolName, row: &QueueRow) -> QueueReply {
         running: row.running,
         dead: row.dead,
         oldest_ready_age: row.oldest.map(|age| rounded(age.as_secs_f64())),
+        estimated: Estimated { age: row.estimated.age && row.oldest.is_some(), ..row.estimated },
         entered: rate(0),
         out: rate(1),
         acked: rate(2),

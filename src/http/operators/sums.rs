@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::engine::Estimated;
 use crate::sampler::QueueRow;
 
 /// Jobs and rates.
@@ -12,6 +13,8 @@ pub struct Sums {
     pub delayed: Option<u64>,
     pub running: Option<u64>,
     pub dead: u64,
+    #[serde(skip_serializing_if = "Estimated::is_none")]
+    pub estimated: Estimated,
     /// Jobs per second, over the queues that are counted individually.
     #[serde(rename = "in")]
     pub entered: f64,
@@ -37,7 +40,8 @@ impl Default for Sums {
     fn default() -> Sums {
         let (delayed, running) = (Some(0), Some(0));
         let (entered, out, acked, died) = (0.0, 0.0, 0.0, 0.0);
-        Sums { ready: 0, delayed, running, dead: 0, entered, out, acked, died }
+        let estimated = Estimated::default();
+        Sums { ready: 0, delayed, running, dead: 0, estimated, entered, out, acked, died }
     }
 }
 
@@ -55,6 +59,7 @@ impl Sums {
         self.delayed = both(self.delayed, row.delayed);
         self.running = both(self.running, row.running);
         self.dead += row.dead;
+        self.estimated.timers |= row.estimated.timers;
         let [entered, out, acked, died] = row.rates.unwrap_or_default();
         self.entered += entered;
         self.out += out;

@@ -9,7 +9,7 @@ use super::page::ask::{Said, part};
 use super::page::form::query;
 use super::page::frame::Page;
 use super::page::rows::{self, NOT_BY_QUEUE};
-use super::page::text::{known, number, rate, text, typed};
+use super::page::text::{number, rate, text, timers, typed};
 use super::page::visit::Visit;
 use super::publish::PoolNamespace;
 use crate::http::operators::queues::{HistoryReply, QueuesReply};
@@ -91,8 +91,8 @@ fn sums(of: &OfQueues) -> Markup {
         dl.figures {
             div { dt { "Queues" } dd { (number(*queues)) } }
             div { dt { "Ready" } dd { (number(of.ready)) } }
-            div { dt { "Delayed" } dd { (known(of.delayed, NOT_BY_QUEUE)) } }
-            div { dt { "Running" } dd { (known(of.running, NOT_BY_QUEUE)) } }
+            div { dt { "Delayed" } dd { (timers(of.delayed, of.estimated, NOT_BY_QUEUE)) } }
+            div { dt { "Running" } dd { (timers(of.running, of.estimated, NOT_BY_QUEUE)) } }
             div { dt { "Dead" } dd { (number(of.dead)) } }
             @for (name, value) in [("In/s", of.entered), ("Out/s", of.out), ("Died/s", of.died)] {
                 div { dt title=(OF_SERVER) { (name) } dd { (rate(value)) } }

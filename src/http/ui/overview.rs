@@ -7,9 +7,10 @@ use super::page::ask::{Refusal, Said};
 use super::page::chart::{Line, Unit, chart};
 use super::page::frame::{Page, command_line};
 use super::page::rows::{self, NOT_BY_QUEUE};
-use super::page::text::{known, number, rate, text};
+use super::page::text::{rate, text, timers};
 use super::page::visit::{Visit, scheme};
 use super::server::servers;
+use crate::engine::Estimated;
 use crate::http::operators::queues::{HistoryReply, QueuesReply, SampleReply};
 use crate::http::operators::servers::{ServersReply, servers_of};
 
@@ -58,31 +59,27 @@ fn page(
 
 /// Shows the sums over all pools. The label of a sum leads to the queues that have most of it.
 fn sums(visit: &Visit, pools: &[SampleReply]) -> Markup {
-    let shown = |label: &str, to: &str, n: Option<u64>| {
+    let exact = Estimated::default();
+    let shown = |label: &str, to: &str, n: Option<u64>, estimated| {
         html! {
             div {
                 dt { @if n > Some(0) { a href=(visit.to(to)) { (label) } } @else { (label) } }
-                dd { (known(n, NOT_BY_QUEUE)) }
+                dd { (timers(n, estimated, NOT_BY_QUEUE)) }
             }
         }
     };
     let sum = |of: fn(&SampleReply) -> u64| Some(pools.iter().map(of).sum::<u64>());
     let all = |of: fn(&SampleReply) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
     let rates = |of: fn(&SampleReply) -> f64| rate(pools.iter().map(of).sum());
-    // A store that does not distinguish delayed and running jobs knows their total.
-    let timers = all(|pool| pool.sums.delayed.is_none().then_some(pool.timers));
+    let mut estimated = exact;
+    pools.iter().for_each(|pool| estimated |= pool.sums.estimated);
     html! {
         dl.figures {
-            (shown("Queues", "queues", sum(|pool| pool.queues + pool.left_out)))
-            (shown("Ready", "queues?sort=ready", sum(|pool| pool.sums.ready)))
-            @match timers {
-                Some(timers) if !pools.is_empty() => { div { dt { "Delayed and running" } dd { (number(timers)) } } }
-                _ => {
-                    (shown("Delayed", "queues?sort=delayed", all(|pool| pool.sums.delayed)))
-                    (shown("Running", "queues?sort=running", all(|pool| pool.sums.running)))
-                }
-            }
-            (shown("Dead", "dead", sum(|pool| pool.sums.dead)))
+            (shown("Queues", "queues", sum(|pool| pool.queues + pool.left_out), exact))
+            (shown("Ready", "queues?sort=ready", sum(|pool| pool.sums.ready), exact))
+            (shown("Delayed", "queues?sort=delayed", all(|pool| pool.sums.delayed), estimated))
+            (shown("Running", "queues?sort=running", all(|pool| pool.sums.running), estimated))
+            (shown("Dead", "dead", sum(|pool| pool.sums.dead), exact))
             div { dt title="of this server, over the last minute" { "In/s" } dd { (rates(|pool| pool.sums.entered)) } }
             div { dt title="of this server, over the last minute" { "Out/s" } dd { (rates(|pool| pool.sums.out)) } }
             div { dt title="of this server, over the last minute" { "Died/s" } dd { (rates(|pool| pool.sums.died)) } }

@@ -7,7 +7,7 @@ use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::Fatal;
-use crate::engine::{QueuePage, QueueView};
+use crate::engine::{Estimated, QueuePage, QueueView};
 use crate::name::{Namespace, Queue, QueueName};
 
 /// Returns up to `limit` queues of a namespace after `after`.
@@ -46,6 +46,7 @@ impl Step for ListQueues {
                 running: Some(of.running),
                 dead: Some(of.dead),
                 oldest_ready_age: age,
+                estimated: Estimated::default(),
                 queue,
             });
         }

@@ -11,7 +11,7 @@ use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::queues::{QueueState, Waiting};
 use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
-use crate::engine::{QueueSize, Size, SizeOf};
+use crate::engine::{Estimated, QueueSize, Size, SizeOf};
 use crate::name::Queue;
 
 /// Returns the number of ready jobs of a queue, including acked and expired ones still in the list; or of dead jobs.
@@ -65,6 +65,7 @@ impl Step for ReadSizes {
             delayed: Some(q.timers.saturating_sub(q.running)),
             running: Some(q.running),
             oldest_ready: None,
+            estimated: Estimated::default(),
             head: None,
         };
         let from = self.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);

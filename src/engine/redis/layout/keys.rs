@@ -20,6 +20,10 @@ pub(super) use job_prefix;
 /// A key that never exists: the empty write of a health check uses it and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
 
+/// Fields of the hash of numbers of timers: when the last recount began, and when it last saw work of an lmstfy server.
+pub const COUNTED: &str = "counted";
+pub const SEEN_LMSTFY: &str = "lmstfy";
+
 /// Keys of pauses, schedules and quotas in versions before the first release. All are settings now.
 pub const BEFORE_SETTINGS: [&str; 3] = ["dormouse/paused", "dormouse/due", "dormouse/quotas"];
 
@@ -37,6 +41,10 @@ pub struct Keys {
     pub used: String,
     /// Lease of the server that recounts usage.
     pub used_turn: String,
+    /// Hash of the numbers of delayed and running jobs.
+    pub timer_counts: String,
+    /// Lease of the server that recounts timers.
+    pub timer_counts_turn: String,
     /// List of the jobs that have details, as `namespace/queue/id`: the one examined longest ago is at the right.
     pub with_details: String,
     /// Which server pumps the partition, in a cluster.
@@ -59,6 +67,8 @@ impl Keys {
             dropped: key("dormouse/dropped"),
             used: key("dormouse/used"),
             used_turn: key("dormouse/used/turn"),
+            timer_counts: key("dormouse/timers"),
+            timer_counts_turn: key("dormouse/timers/turn"),
             with_details: key("dormouse/details"),
             pump_lease: key("dormouse/pump"),
             base: base.into(),
@@ -76,6 +86,13 @@ impl Keys {
 
     pub fn job(&self, queue: &Queue, id: &JobId) -> String {
         format!("{}{}{}/{}/{id}", self.base, job_prefix!(), queue.namespace, queue.name)
+    }
+
+    /// Returns the queue and the id of a job's key.
+    pub fn queue_and_id(&self, key: &[u8]) -> Option<(Queue, JobId)> {
+        let rest = key.strip_prefix(self.base.as_bytes())?.strip_prefix(job_prefix!().as_bytes())?;
+        let slash = rest.iter().rposition(|byte| *byte == b'/')?;
+        Some((queue_of_group(&rest[..slash])?, job_id(&rest[slash + 1..])?))
     }
 
     /// Returns the prefix of the keys of a queue's jobs: scripts append the id. Never a key by itself.
@@ -161,6 +178,41 @@ pub fn queue_of_group(group: &[u8]) -> Option<Queue> {
         namespace: Namespace::parse(namespace).ok()?,
         name: QueueName::parse_for_consume(name).ok()?,
     })
+}
+
+/// Returns the fields with the numbers of a queue's delayed and running jobs.
+pub fn count_fields(queue: &Queue) -> [String; 2] {
+    ["d", "r"].map(|kind| format!("{kind}/{}/{}", queue.namespace, queue.name))
+}
+
+/// Returns the queue of such a field, and whether it is for running jobs.
+pub fn queue_of_count_field(field: &[u8]) -> Option<(Queue, bool)> {
+    let (kind, group) = field.split_at_checked(2)?;
+    let runs = match kind {
+        b"d/" => false,
+        b"r/" => true,
+        _ => return None,
+    };
+    Some((queue_of_group(group)?, runs))
+}
+
+/// Returns the queue of a timer's member, and the rest of the member: tries and id.
+pub fn queue_of_member(member: &[u8]) -> Option<(Queue, &[u8])> {
+    use crate::name::QueueName;
+    let (namespace, rest) = split_text(member)?;
+    let (name, rest) = split_text(rest)?;
+    let queue = Queue {
+        namespace: Namespace::parse(namespace).ok()?,
+        name: QueueName::parse_for_consume(name).ok()?,
+    };
+    Some((queue, rest))
+}
+
+/// Splits off a string that [`text`] has appended.
+fn split_text(bytes: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    let (text, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
+    Some((std::str::from_utf8(text).ok()?, rest))
 }
 
 /// Returns an element of a ready list or a dead letter: `struct.pack("<HHc0", tries, #id, id)`.
@@ -308,7 +360,13 @@ mod tests {
             bytes: [u8; 16], versioned: bool,
         ) {
             let id = JobId::from_bytes(bytes, versioned);
-            let read = unpack(&member(&queue(&ns, &q), tries, &id));
+            let member = member(&queue(&ns, &q), tries, &id);
+            let split = queue_of_member(&member);
+            prop_assert_eq!(split, Some((queue(&ns, &q), &element(tries, &id)[..])), "and whose it is");
+            let job = Keys::new("b{x}").job(&queue(&ns, &q), &id);
+            let of_key = Keys::new("b{x}").queue_and_id(job.as_bytes());
+            prop_assert_eq!(of_key, Some((queue(&ns, &q), id)), "as does its job's key");
+            let read = unpack(&member);
             prop_assert_eq!(read, (ns, q, tries, id.to_string()));
         }
 

@@ -156,6 +156,7 @@ fn add_size(queue: &mut QueueSize, other: &QueueSize) {
     queue.dead += other.dead;
     queue.delayed = sum(queue.delayed, other.delayed);
     queue.running = sum(queue.running, other.running);
+    queue.estimated |= other.estimated;
     if other.oldest_ready > queue.oldest_ready {
         (queue.oldest_ready, queue.head) = (other.oldest_ready, other.head);
     }
@@ -165,6 +166,7 @@ fn add_view(queue: &mut QueueView, other: &QueueView) {
     queue.ready = sum(queue.ready, other.ready);
     queue.delayed = sum(queue.delayed, other.delayed);
     queue.running = sum(queue.running, other.running);
+    queue.estimated |= other.estimated;
     queue.dead = sum(queue.dead, other.dead);
     queue.oldest_ready_age = queue.oldest_ready_age.max(other.oldest_ready_age);
 }

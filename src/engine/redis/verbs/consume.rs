@@ -16,6 +16,7 @@ use crate::engine::redis::layout::script_call::ScriptCall;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::link::{Lane, Link};
+use crate::engine::redis::timer_counts::Timers;
 use crate::error::Result;
 use crate::job::Job;
 use crate::name::Queue;
@@ -133,9 +134,11 @@ impl PartitionCore {
         }
         let mut jobs = Vec::with_capacity(asked.min(cells.len() / 6));
         let (mut unreadable, mut earliest) = (false, u64::MAX);
+        let mut delivered = Vec::with_capacity(jobs.capacity());
         for handed_out in handed_out(cells, queues) {
             let HandedOut { queue, id, tries_left, due, ttl, stored } = handed_out?;
             earliest = earliest.min(due);
+            delivered.push(queue);
             let Some(id) = keys::job_id(&id) else {
                 tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job with a malformed id");
                 unreadable = true;
@@ -157,6 +160,7 @@ impl PartitionCore {
                 }
             }
         }
+        self.timer_counts.add_all(delivered.into_iter().map(|queue| (queue, Timers::running(1))));
         if earliest < u64::MAX {
             self.stored(earliest);
         }

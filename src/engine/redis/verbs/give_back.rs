@@ -9,6 +9,7 @@ use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
+use crate::engine::redis::timer_counts::Timers;
 use crate::error::Result;
 use crate::job::Job;
 
@@ -71,7 +72,9 @@ impl PartitionCore {
                 again.arrived_at(std::time::Instant::now());
                 async move { self.run(Lane::Delivered, &again).await }
             };
-            let _: u64 = until_given(self.tasks.stopping(), give).await?;
+            let gone: Vec<i64> = until_given(self.tasks.stopping(), give).await?;
+            let gone = lists.iter().zip(gone).map(|(queue, gone)| (*queue, Timers::running(-gone)));
+            self.timer_counts.add_all(gone);
             for queue in lists {
                 self.tell_ready(queue);
             }

@@ -10,6 +10,7 @@ use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::wrong_type;
+use crate::engine::redis::timer_counts::Timers;
 use crate::engine::{Held, Release, Released, Touched, Tries};
 use crate::error::Result;
 use crate::job::{JobRef, Reason, Receipt};
@@ -60,6 +61,8 @@ impl PartitionCore {
         let held = held(due)?;
         if let Held::Done(due) = held {
             self.common.handed_out.release(*id, due);
+            let delayed = i64::from(!dead && !delay.is_zero());
+            self.timer_counts.add(queue, Timers { delayed, running: -1 });
             match (dead, delay.is_zero()) {
                 (true, _) => {}
                 (false, true) => self.tell_ready(queue),

@@ -4,6 +4,7 @@ use super::publish::read_placed;
 use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
+use crate::engine::redis::timer_counts::Timers;
 use crate::engine::{Once, Published};
 use crate::error::{Error, Result};
 use crate::name::{JobKey, Queue};
@@ -33,7 +34,11 @@ impl PartitionCore {
         loop {
             match self.run::<i64>(Lane::Other, &cmd).await? {
                 -1 => self.finish_set_aside(queue).await?,
-                cancelled => return Ok(cancelled == 1),
+                cancelled => {
+                    let (delayed, running) = (-i64::from(cancelled == 2), -i64::from(cancelled == 3));
+                    self.timer_counts.add(queue, Timers { delayed, running });
+                    return Ok(cancelled > 0);
+                }
             }
         }
     }

@@ -32,8 +32,6 @@ const PIECE: usize = 500;
 const TIMER_PIECES: usize = 4;
 /// Maximum ranges of a list read per call.
 const MAX_PIECES: usize = 10;
-/// Maximum ranges of timers that are read to count the jobs of one queue.
-const MAX_COUNTED_PIECES: usize = 100;
 /// Maximum jobs of the queue read per call, including deleted ones: each takes Redis about 2.5 µs.
 const MOST_DESCRIBED: u64 = 1000;
 /// Number of elements after its position that a cursor contains.
@@ -126,27 +124,6 @@ impl PartitionCore {
         cmd.key(&self.keys.timer_set).arg(prefix).arg(PIECE);
         cmd.arg(&place.score).arg(&place.side).arg(&place.end);
         self.run(Lane::Other, &cmd).await
-    }
-
-    /// Returns the numbers of delayed and running jobs of a queue in this partition; `None` if there are too many
-    /// timers to read.
-    pub async fn timers_of(&self, queue: &Queue) -> Result<Option<(u64, u64)>> {
-        let (prefix, mut place) = (keys::member_prefix(queue), InTimers::default());
-        let (mut delayed, mut running) = (0, 0);
-        for _ in 0..MAX_COUNTED_PIECES {
-            let (score, side, end, cells) = self.scan_timers(&prefix, &place).await?;
-            for cell in cells.chunks_exact(2) {
-                let (score, end): (String, Vec<u8>) = (read(&cell[0])?, read(&cell[1])?);
-                let Some(id) = keys::id_of_element(&end) else { continue };
-                let (_, runs) = keys::due_of_score(score.parse().unwrap_or_default(), &id);
-                *(if runs { &mut running } else { &mut delayed }) += 1;
-            }
-            if score.is_empty() {
-                return Ok(Some((delayed, running)));
-            }
-            place = InTimers { score, side, end };
-        }
-        Ok(None)
     }
 
     /// Whether this partition has a delayed or running job of a queue. Reads ranges of timers until it finds one.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::engine::redis::core::PartitionCore;
-use crate::engine::{QueuePage, QueueView};
+use crate::engine::{Estimated, QueuePage, QueueView};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName};
 
@@ -98,20 +98,24 @@ impl PartitionCore {
             figures.cmd("HEXISTS").arg(self.keys.queues_of(namespace)).arg(queue.name.as_str());
         }
         let figures = if queues.is_empty() { Vec::new() } else { self.sizes(&figures).await? };
+        let (timers, estimated) = self.timers_of(&queues).await?;
+        let estimated = Estimated { timers: estimated, age: false };
         let next = queues.last().filter(|_| more).map(|queue| queue.name.clone());
         let mut page = QueuePage { queues: Vec::with_capacity(queues.len()), next };
         let mut gone = Vec::new();
-        for (queue, figures) in queues.into_iter().zip(figures.chunks_exact(3)) {
+        let all = queues.into_iter().zip(figures.chunks_exact(3)).zip(timers);
+        for ((queue, figures), [delayed, running]) in all {
             if figures[2] == 0 {
                 gone.push(queue.name);
                 continue;
             }
             page.queues.push(QueueView {
                 ready: Some(figures[0]),
-                delayed: None,
-                running: None,
+                delayed: Some(delayed),
+                running: Some(running),
                 dead: Some(figures[1]),
                 oldest_ready_age: None,
+                estimated,
                 queue,
             });
         }

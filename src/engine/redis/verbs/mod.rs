@@ -20,3 +20,4 @@ pub mod pump;
 pub mod quotas;
 pub mod respawn_jobs;
 pub mod stats;
+pub mod timer_counts;

@@ -7,6 +7,7 @@ use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::wrong_type;
+use crate::engine::redis::timer_counts::Timers;
 use crate::engine::{By, Detail, Promoted};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef, JobState};
@@ -38,6 +39,7 @@ impl PartitionCore {
             self.learn(sent, now);
             match &*what {
                 "ready" => {
+                    self.timer_counts.add(queue, Timers::delayed(-1));
                     self.common.handed_out.release(id, now);
                     self.tell_ready(queue);
                     return Ok(Promoted::Done);

@@ -13,6 +13,7 @@ use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::dues::LONGEST_PAUSE;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::{Common, Lane};
+use crate::engine::redis::timer_counts::Timers;
 use crate::error::Result;
 
 /// Maximum jobs moved per script call. A larger batch saves nothing, and blocks Redis for longer.
@@ -35,12 +36,17 @@ struct ScriptReply {
     ended: Vec<Value>,
     /// Microseconds left of another server's lease; 0 if this server may pump.
     held: u64,
+    /// Per queue: its name, and the timers of delayed and running jobs removed.
+    counts: Vec<Value>,
+    /// The timers removed whose scores are in whole seconds, for [`PartitionCore::count_gone`].
+    whole_seconds: Vec<Value>,
 }
 
 impl FromRedisValue for ScriptReply {
     fn from_redis_value(value: Value) -> std::result::Result<ScriptReply, ParsingError> {
-        let (now, removed, next, invalid, postponed, ready, ended, held) = redis::from_redis_value(value)?;
-        Ok(ScriptReply { now, removed, next, invalid, postponed, ready, ended, held })
+        let (now, removed, next, invalid, postponed, ready, ended, held, counts, whole_seconds) =
+            redis::from_redis_value(value)?;
+        Ok(ScriptReply { now, removed, next, invalid, postponed, ready, ended, held, counts, whole_seconds })
     }
 }
 
@@ -101,12 +107,25 @@ impl PartitionCore {
                 "postponed due jobs, because the key of their queue is not a list"
             );
         }
+        self.count_moved(&reply.counts)?;
+        self.count_gone(&reply.whole_seconds);
         self.common.tell_ended(reply.ended)?;
         for queue in reply.ready.iter().filter_map(|group| keys::queue_of_group(group)) {
             self.tell_ready(&queue);
         }
         let next = u64::try_from(reply.next).ok().map(Duration::from_micros);
         Ok(PumpReply { now, moved: reply.removed, next, held: Duration::from_micros(reply.held) })
+    }
+
+    /// Counts the timers that a pump has removed: per queue its name, delayed and running jobs.
+    fn count_moved(&self, counts: &[Value]) -> Outcome<()> {
+        for of in counts.as_chunks::<3>().0 {
+            let (name, delayed, running): (Vec<u8>, i64, i64) =
+                redis::from_redis_value(Value::Array(of.to_vec()))?;
+            let Some(queue) = keys::queue_of_group(&name) else { continue };
+            self.timer_counts.add(&queue, Timers { delayed: -delayed, running: -running });
+        }
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
 use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::{read, wrong_type};
+use crate::engine::redis::timer_counts::Timers;
 use crate::engine::{Revival, Revived};
 use crate::error::{Error, Result};
 use crate::job::JobId;
@@ -100,6 +101,8 @@ impl PartitionCore {
                 if read(ready)? {
                     self.tell_ready(queue);
                 } else {
+                    self.timer_counts.add(queue, Timers::delayed(1));
+                    self.common.handed_out.release(*id, due);
                     self.stored(due);
                 }
                 (Revived::Done { due_at: due / 1000 }, false)

@@ -10,7 +10,7 @@ use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::{Lane, Link};
-use crate::engine::{QueueSize, Size, SizeOf, Stats};
+use crate::engine::{Estimated, QueueSize, Size, SizeOf, Stats};
 use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};
 
@@ -95,19 +95,22 @@ impl PartitionCore {
                 heads.cmd("LINDEX").arg(self.keys.ready(queue)).arg(-1);
             }
             let (lens, heads) = (self.sizes(&lens).await?, self.sizes::<Option<Vec<u8>>>(&heads).await?);
+            let (timers, estimated) = self.timers_of(chunk).await?;
+            let estimated = Estimated { timers: estimated, age: true };
             let now = self.now();
             let age = |element: &Option<Vec<u8>>| {
                 let id = keys::id_of_element(element.as_ref()?)?;
                 Some(Duration::from_millis(now.saturating_sub(id.first_due())))
             };
-            let of = chunk.iter().zip(lens.chunks_exact(2)).zip(heads);
-            sizes.extend(of.map(|((queue, len), head)| QueueSize {
+            let of = chunk.iter().zip(lens.chunks_exact(2)).zip(heads).zip(timers);
+            sizes.extend(of.map(|(((queue, len), head), [delayed, running])| QueueSize {
                 queue: queue.clone(),
                 ready: len[0],
                 dead: len[1],
-                delayed: None,
-                running: None,
+                delayed: Some(delayed),
+                running: Some(running),
                 oldest_ready: age(&head),
+                estimated,
                 head: head.as_deref().map(xxh3_64),
             }));
         }

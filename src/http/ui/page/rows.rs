@@ -6,8 +6,9 @@ use super::ask::part;
 use super::chart::spark;
 use super::frame::Page;
 use super::instant::Zone;
-use super::text::{VOLATILE, count, duration, number, rate, text, unknown, volatile};
+use super::text::{VOLATILE, count, duration, number, rate, text, timers, unknown, volatile};
 use super::visit::{PoolQueue, Visit};
+use crate::engine::Estimated;
 use crate::history::need::Need;
 use crate::history::{Of, Range};
 use crate::http::operators::queues::{QueueReply, QueuesReply, SampleReply};
@@ -15,7 +16,7 @@ use crate::name::{Namespace, PoolName, Queue, QueueName};
 use crate::time::Instant;
 
 /// Tooltips of unknown numbers.
-pub const NOT_BY_QUEUE: &str = "this store does not count these by queue";
+pub const NOT_BY_QUEUE: &str = "the store has not counted these";
 const READ_OFF_THE_ID: &str = "estimated from the id of the first job: when it was published, plus its delay";
 /// Usual seconds between two readings of a store.
 const USUAL: f64 = 10.0;
@@ -84,18 +85,12 @@ impl QueueReply {
                 },
                 Need::Dying => { (number(self.worse)) " died in ten minutes" }
                 Need::Nobody => "no consumers",
-                Need::Late => { "late: waits " @if self.age_is_estimated() { "≈ " } (duration(self.oldest_ready_age.unwrap_or(0.0))) }
+                Need::Late => { "late: waits " @if self.estimated.age { "≈ " } (duration(self.oldest_ready_age.unwrap_or(0.0))) }
                 Need::Growing => "growing for five minutes",
                 Need::Paused => "paused, with ready jobs",
                 Need::Dead => (count(self.dead, "dead job", "dead jobs")),
             }
         }
-    }
-
-    /// Whether the age is estimated from the id of the first ready job: in lmstfy's layout a store does not record
-    /// more. Only such a store does not count delayed jobs by queue.
-    fn age_is_estimated(&self) -> bool {
-        self.delayed.is_none()
     }
 }
 
@@ -159,12 +154,14 @@ fn line(visit: &Visit, listing: &QueuesReply, row: &QueueReply, sparks: bool) ->
     let place = row.place();
     let page = place.as_ref().map(|place| visit.to(&format!("queues/{}", place.path())));
     let of_state = |state: &str, label: &str, n: Option<u64>| {
+        let estimated =
+            if ["delayed", "running"].contains(&state) { row.estimated } else { Estimated::default() };
+        let jobs = timers(n, estimated, NOT_BY_QUEUE);
         html! {
             td.n data-label=(label) { @match (n, &page) {
-                (Some(0), _) => { span.zero { "0" } }
-                (Some(n), Some(page)) => { a href=(format!("{page}?state={state}")) { (number(n)) } }
-                (Some(n), None) => (number(n)),
-                (None, _) => (unknown(NOT_BY_QUEUE)),
+                (Some(0), _) => { span.zero { (jobs) } }
+                (Some(_), Some(page)) => { a href=(format!("{page}?state={state}")) { (jobs) } }
+                _ => (jobs),
             } }
         }
     };
@@ -222,7 +219,7 @@ pub fn oldest(visit: &Visit, listing: &QueuesReply, row: &QueueReply) -> Markup 
         Some(age) => {
             let read = listing.read_at(row).map_or(visit.zone.now, |at| at.0);
             let age = visit.zone.age(read.saturating_sub((age * 1000.0) as u64));
-            html! { @if row.age_is_estimated() { span title=(READ_OFF_THE_ID) { "≈ " } } (age) }
+            html! { @if row.estimated.age { span title=(READ_OFF_THE_ID) { "≈ " } } (age) }
         }
         None if row.ready > 0 => unknown("this store does not know the age of its ready jobs"),
         None => html! { span.zero { "–" } },

@@ -2,6 +2,7 @@
 
 use maud::{Markup, html};
 
+use crate::engine::Estimated;
 pub use crate::readable::{count, duration, number, rate, shortened, size, visible, visible_lines};
 
 /// Maximum characters of a text in a table.
@@ -41,6 +42,12 @@ pub fn known(n: Option<u64>, why: &str) -> Markup {
         Some(n) => html! { (number(n)) },
         None => unknown(why),
     }
+}
+
+/// Shows the number of a queue's delayed or running jobs, marked if it is an estimate.
+pub fn timers(n: Option<u64>, estimated: Estimated, why: &str) -> Markup {
+    const ESTIMATED: &str = "an estimate, corrected every ten minutes";
+    html! { @if estimated.timers && n.is_some() { span title=(ESTIMATED) { "≈ " } } (known(n, why)) }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::history::need::Need;
 use crate::http::operators::queues::{QueueReply, QueuesReply};
 use crate::http::ui::page::ask::{Refusal, Said};
 use crate::http::ui::page::rows::NOT_BY_QUEUE;
-use crate::http::ui::page::text::known;
+use crate::http::ui::page::text::{known, timers};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 #[derive(Debug, Deserialize)]
@@ -59,7 +59,11 @@ impl Statistics {
 
     /// Shows the number of jobs in a state.
     pub fn jobs(&self, state: &str) -> Markup {
-        known(self.count(state), NOT_BY_QUEUE)
+        let count = self.count(state);
+        match (state, self.row()) {
+            ("delayed" | "running", Some(row)) => timers(count, row.estimated, NOT_BY_QUEUE),
+            _ => known(count, NOT_BY_QUEUE),
+        }
     }
 
     /// Returns the state whose jobs a page opens on: dead if jobs are dying or there are no others, then ready, then

@@ -9,6 +9,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use redis::Value;
+
 pub use self::script::{PublishOutcome, jobs_of, read_placed, unreadable};
 use self::script::{PublishStep, Stored};
 use crate::clock::{Micros, Millis};
@@ -24,6 +26,7 @@ use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::value;
 use crate::engine::redis::link::{Lane, Link, PUBLISHERS};
 use crate::engine::redis::reply::{id_taken, wrong_type};
+use crate::engine::redis::timer_counts::Timers;
 use crate::engine::{How, Placed, Placing, Publication, Published};
 use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
@@ -210,8 +213,9 @@ impl PartitionCore {
                 }
                 (_, PublishOutcome::WrongType, _) => return Ok(None),
                 (_, PublishOutcome::Unchanged(published), _) => return Ok(Some(vec![Ok(published)])),
-                (now, PublishOutcome::Stored { refused, jobs }, new) => {
+                (now, PublishOutcome::Stored { refused, jobs, gone }, new) => {
                     self.common.outage.has_room();
+                    self.count_gone(&gone);
                     self.remember_names(new, calls, &refused);
                     return Ok(Some(self.tell_of_all(calls, refused, jobs, now)));
                 }
@@ -241,7 +245,8 @@ impl PartitionCore {
                 }
                 Err(refused) => {
                     let refused = HashMap::from([(0, refused)]);
-                    return Ok((0, PublishOutcome::Stored { refused, jobs: Vec::new() }, Vec::new()));
+                    let (jobs, gone) = (Vec::new(), Vec::new());
+                    return Ok((0, PublishOutcome::Stored { refused, jobs, gone }, Vec::new()));
                 }
             }
         }
@@ -291,7 +296,8 @@ impl PartitionCore {
             return;
         }
         let call = self.forget(jobs.iter().map(|(job, tries)| (job, Some(*tries))));
-        let taken_back: Outcome<u64> = self.run(Lane::Other, &call).await;
+        // Its reply is not counted, and neither were the late replies to the publishes.
+        let taken_back: Outcome<Value> = self.run(Lane::Other, &call).await;
         if let Err(fault) = taken_back {
             let (pool, count) = (&*self.common.pool, jobs.len());
             tracing::warn!(
@@ -331,7 +337,10 @@ impl PartitionCore {
         for (Placing { job, .. }, (placed, due)) in call.jobs.iter().zip(jobs) {
             match due {
                 _ if placed.how == How::Duplicate => {}
-                Some(due) if due > now => self.stored(due),
+                Some(due) if due > now => {
+                    self.timer_counts.add(&job.queue, Timers::delayed(1));
+                    self.stored(due);
+                }
                 _ if notified == Some(&job.queue) => {}
                 _ => {
                     self.tell_ready(&job.queue);
@@ -407,7 +416,7 @@ impl PartitionCore {
         if !matches!(result, Ok(Ok(true))) && !stored.is_empty() && there {
             // Deleted by a script that updates usage. The jobs have no timers.
             let mut call = self.call(&self.scripts.ack);
-            call.key(&self.keys.timer_set).key(stored).arg(0);
+            call.key(&self.keys.timer_set).key(stored).arg(0).arg(0);
             let _ = link.send(redis, &call).await;
         }
         result

@@ -35,8 +35,8 @@ pub struct PublishStep {
 /// The outcome of the publications of one script call.
 pub enum PublishOutcome {
     /// All but the refused publications are stored. `jobs` has every job of all publications, unless the only one was
-    /// refused.
-    Stored { refused: HashMap<usize, Error>, jobs: Vec<Stored> },
+    /// refused. `gone` are the timers of replaced jobs, for [`PartitionCore::count_gone`].
+    Stored { refused: HashMap<usize, Error>, jobs: Vec<Stored>, gone: Vec<Value> },
     /// The result of the only publication. Nothing has changed.
     Unchanged(Published),
     /// A key has the wrong type, so nothing was stored.
@@ -258,7 +258,12 @@ fn read_plain(reply: Value, jobs: Vec<(JobId, Option<Micros>)>) -> Outcome<(Micr
         let error = if *refused < 1000 { id_taken() } else { over_quota(refused / 1000) };
         ((refused % 1000) as usize, error)
     };
-    let (now, refused) = match &redis::from_redis_value::<Vec<u64>>(reply)?[..] {
+    let mut reply: Vec<Value> = redis::from_redis_value(reply)?;
+    let gone = match reply.pop_if(|last| matches!(last, Value::Array(_))) {
+        Some(gone) => redis::from_redis_value(gone)?,
+        None => Vec::new(),
+    };
+    let (now, refused) = match &redis::from_redis_value::<Vec<u64>>(Value::Array(reply))?[..] {
         [now, 0, refused @ ..] => (*now, refused.iter().map(refusal).collect()),
         [now, 1, ..] => return Ok((*now, PublishOutcome::WrongType)),
         [_, 2, ..] => return Err(too_slow()),
@@ -268,7 +273,7 @@ fn read_plain(reply: Value, jobs: Vec<(JobId, Option<Micros>)>) -> Outcome<(Micr
         let due = delay.map_or(now, |delay| (now + delay).next_multiple_of(2));
         (Placed { id, due_at: Some(due / 1000), how: How::New }, Some(due))
     };
-    Ok((now, PublishOutcome::Stored { refused, jobs: jobs.into_iter().map(stored).collect() }))
+    Ok((now, PublishOutcome::Stored { refused, jobs: jobs.into_iter().map(stored).collect(), gone }))
 }
 
 /// Reads the reply of lua/publish_with.lua.
@@ -277,9 +282,15 @@ fn read_keyed(reply: Value) -> Outcome<(Micros, PublishOutcome)> {
     let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
     let first = || rest.first().ok_or_else(unreadable);
     let placed = || read_placed(&read::<String>(first()?)?).ok_or_else(unreadable);
-    let refused = |error| PublishOutcome::Stored { refused: HashMap::from([(0, error)]), jobs: Vec::new() };
+    let refused = |error| {
+        let (jobs, gone) = (Vec::new(), Vec::new());
+        PublishOutcome::Stored { refused: HashMap::from([(0, error)]), jobs, gone }
+    };
     let outcome = match &*read::<String>(what)? {
-        "done" => PublishOutcome::Stored { refused: HashMap::new(), jobs: placed()? },
+        "done" => {
+            let gone = read(rest.get(1).ok_or_else(unreadable)?)?;
+            PublishOutcome::Stored { refused: HashMap::new(), jobs: placed()?, gone }
+        }
         "replay" => PublishOutcome::Unchanged(Published::Replay(
             placed()?.into_iter().map(|(placed, _)| placed).collect(),
         )),
