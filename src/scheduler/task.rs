@@ -20,6 +20,7 @@ use crate::engine::together;
 use crate::error::{Error, Result};
 use crate::outage::Outage;
 use crate::pump::timer::Timer;
+use crate::settings::MAX_SCAN;
 
 /// Minimum time between two checks, unless more is due already.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
@@ -29,7 +30,7 @@ pub(super) const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// Delay after a check that met a conflict and took no step.
 pub(super) const STALE_PAUSE: Duration = Duration::from_millis(10);
 /// Maximum number of schedules read at a time.
-pub(super) const MAX_DUE: usize = 512;
+pub(super) const MAX_DUE: usize = MAX_SCAN;
 /// Maximum number of unreadable schedules to remember.
 const MOST_ASIDE: usize = 1000;
 /// Schedules that became due within the first of these times are due now. If a check does not reach all of them, those
