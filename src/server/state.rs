@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::stores::{AdminStores, Stores};
+use super::stores::{AdminStores, Stores, settings_pool};
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
 use crate::admin::quotas::QuotaManager;
@@ -27,7 +27,7 @@ use crate::http::{
 };
 use crate::job::JobIds;
 use crate::metrics::{KeptTimes, Metrics};
-use crate::name::{DEFAULT_POOL, PoolName};
+use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::pauses::Pauses;
 use crate::process::tasks::Tasks;
@@ -99,7 +99,7 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
     let served: Vec<ServedPool> = served.collect();
     // A directory has one server at a time. A fixed name makes its records its own after a restart too, so that their
     // occurrences are not delayed for another server.
-    let has_own_settings = config.admin_redis.is_none() && config.pool[DEFAULT_POOL].path.is_some();
+    let has_own_settings = config.admin_redis.is_none() && config.pool[settings_pool(config)].path.is_some();
     // Servers on different machines may have equal names, so the id is random.
     let server_id = random::ulid().to_string();
     let schedule_server = if has_own_settings { "the only server" } else { &*server_id };

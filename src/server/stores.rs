@@ -24,15 +24,15 @@ use crate::engine::redis::{
 };
 use crate::error::Error;
 use crate::metrics::Metrics;
-use crate::name::PoolName;
+use crate::name::{DEFAULT_POOL, PoolName};
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 use crate::push::store::PushStore;
 use crate::push::store::disk::DiskPush;
 use crate::push::store::redis::RedisPush;
-use crate::settings::SettingsStore;
 use crate::settings::disk::DiskSettings;
 use crate::settings::redis::RedisSettings;
+use crate::settings::{SettingsStore, move_records};
 use crate::tls::ClientTls;
 
 /// Pause before a store that did not respond is called again.
@@ -194,7 +194,17 @@ fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
 /// Stores of tokens and limits, of push, and of settings, in one place.
 pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>, Arc<dyn SettingsStore>);
 
-/// Opens the store of `[AdminRedis]`, or else the default pool's directory or cluster.
+/// Returns the pool whose store has the settings if there is no `[AdminRedis]`: the default pool; or the pool that its
+/// directory moves to, so that the settings are there when the move ends.
+pub fn settings_pool(config: &Config) -> &str {
+    let default = &config.pool[DEFAULT_POOL]; // a configuration without it is rejected
+    let target = default.migrate_to.as_deref().filter(|_| default.path.is_some());
+    let may_have = |to: &&str| config.pool[*to].path.is_some() || !config.pool[*to].cluster.is_empty();
+    target.filter(may_have).unwrap_or(DEFAULT_POOL)
+}
+
+/// Opens the store of `[AdminRedis]`, or else the default pool's directory or cluster. Settings that the directory of
+/// the default pool has, and that belong elsewhere now, move there.
 pub async fn admin_store(
     config: &Config,
     tls: &Tls,
@@ -207,7 +217,8 @@ pub async fn admin_store(
     let default = &config.pool["default"]; // a configuration without it is rejected
     let in_cluster = (!default.cluster.is_empty()).then_some((default, "[Pool.default]"));
     let redis = config.admin_redis.as_ref().map(|admin| (admin, "[AdminRedis]")).or(in_cluster);
-    match (redis, stores.disks.get(&PoolName::default_pool())) {
+    let disk = stores.disks.get(&PoolName::default_pool()).cloned();
+    let (tokens, push, settings): AdminStores = match (redis, &disk) {
         (Some((redis, section)), _) => {
             let opened = patience.wait_for(section, async || {
                 let address = redis_address(redis, tls.of_redis.get(section));
@@ -225,15 +236,47 @@ pub async fn admin_store(
             let failed = StoreEnd::WithServer(Box::pin(store.failed()));
             stores.failures.push(("tokens and limits".into(), failed));
             let (push, settings) = (RedisPush::new(&store), RedisSettings::new(&store));
-            Ok((Arc::new(store), Arc::new(push), Arc::new(settings)))
+            (Arc::new(store), Arc::new(push), Arc::new(settings))
         }
         (None, Some(disk)) => {
             let store = DiskAdmin::new(disk).map_err(|e| failed(&e))?;
             let push = DiskPush::new(disk).map_err(|e| failed(&e))?;
-            Ok((Arc::new(store), Arc::new(push), Arc::new(DiskSettings::new(disk))))
+            let settings = directory_settings(config, tls, patience, stores, outage, tasks).await;
+            (Arc::new(store), Arc::new(push), settings.map_err(|e| failed(&e))?)
         }
-        (None, None) => Err(failed(&"there is no store for tokens: add Addr = \"host:port\"")),
+        (None, None) => return Err(failed(&"there is no store for tokens: add Addr = \"host:port\"")),
+    };
+    let stay = config.admin_redis.is_none() && settings_pool(config) == DEFAULT_POOL;
+    if let Some(disk) = disk.filter(|_| !stay) {
+        let moved = move_records(&DiskSettings::new(&disk), &*settings).await.map_err(|e| failed(&e))?;
+        if moved > 0 {
+            tracing::info!(moved, "moved settings from the directory of the default pool");
+        }
     }
+    Ok((tokens, push, settings))
+}
+
+/// Opens the settings of a server whose default pool is on disk, without an `[AdminRedis]`.
+async fn directory_settings(
+    config: &Config,
+    tls: &Tls,
+    patience: Patience,
+    stores: &mut Stores,
+    outage: &Arc<Outage>,
+    tasks: &Tasks,
+) -> Result<Arc<dyn SettingsStore>, Unsafe> {
+    let (name, section) = (settings_pool(config), format!("[Pool.{}]", settings_pool(config)));
+    if let Some((_, disk)) = stores.disks.iter().find(|(pool, _)| pool.as_str() == name) {
+        return Ok(Arc::new(DiskSettings::new(disk)));
+    }
+    let pool = &config.pool[name];
+    let address = redis_address(pool, tls.of_redis.get(&*section));
+    let opened = patience.wait_for(&section, async || {
+        Ok(RedisAdmin::connect(&address, pool.prefix(name), outage.clone(), tasks).await?)
+    });
+    let store = opened.await?;
+    stores.failures.push(("settings".into(), StoreEnd::WithServer(Box::pin(store.failed()))));
+    Ok(Arc::new(RedisSettings::new(&store)))
 }
 
 /// Returns the engine options of a pool on Redis.

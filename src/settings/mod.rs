@@ -98,6 +98,24 @@ pub async fn shared_secret(store: &dyn SettingsStore, new: &[u8]) -> Result<Byte
     }
 }
 
+/// Moves all records from one store to another, which keeps the records that it has. Returns their number. If it is
+/// interrupted, the next call moves the rest. Only for a store that no other server uses.
+pub async fn move_records(from: &dyn SettingsStore, to: &dyn SettingsStore) -> Result<usize> {
+    let mut moved = 0;
+    loop {
+        let page = from.scan("", None, MAX_SCAN).await?;
+        if page.records.is_empty() {
+            return Ok(moved);
+        }
+        for (key, Record { value, version }) in page.records {
+            // First, so that a kill in between loses nothing.
+            to.put(&key, Some(value), None).await?;
+            from.put(&key, None, Some(version)).await?;
+            moved += 1;
+        }
+    }
+}
+
 /// A store of settings. Every method is one atomic step. Keys are text of 1 to [`MAX_KEY`] bytes without control
 /// characters.
 #[async_trait]

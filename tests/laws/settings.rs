@@ -9,10 +9,10 @@ use dormouse::engine::Quota;
 use dormouse::name::{Namespace, PoolName};
 use dormouse::outage::Outage;
 use dormouse::settings::{
-    Counted, MAX_CHANGES, MAX_SCAN, Put, Record, SettingChanges, SettingVersion, SettingsStore,
+    Counted, MAX_CHANGES, MAX_SCAN, Put, Record, SettingChanges, SettingVersion, SettingsStore, move_records,
 };
 
-use crate::settings_stage::SettingsStage;
+use crate::settings_stage::{MemorySettings, SettingsStage};
 use crate::stage::ok;
 use crate::support::wait::until;
 
@@ -323,4 +323,23 @@ pub async fn quotas_are_added_set_and_removed(s: &SettingsStage) {
     assert!(put(&other, None, false).await, "there was one");
     assert!(!put(&other, None, false).await, "there is none");
     assert_eq!([get(&other).await, get(&one).await], [None, Some(quota(5))], "one was deleted");
+}
+
+/// Guards against schedules that are left in the directory of a pool that has moved, and against replacing newer ones.
+pub async fn records_move_from_another_store(s: &SettingsStage) {
+    let from = MemorySettings::default();
+    let count = MAX_SCAN + 3;
+    for n in 0..count {
+        let value = Bytes::from(format!("moved {n}"));
+        ok("put", from.put(&format!("s/{n:04}"), Some(value), None).await);
+    }
+    put(s, "s/0001", "is there", None).await;
+    assert_eq!(ok("move_records", move_records(&from, &**s.store()).await), count);
+    assert_eq!(keys(s, "s/", MAX_SCAN).await.len(), count, "all are there");
+    let value = async |key| get(s, key).await.map(|record| record.value);
+    assert_eq!(value("s/0000").await.as_deref(), Some(&b"moved 0"[..]));
+    assert_eq!(value("s/0001").await.as_deref(), Some(&b"is there"[..]), "the store keeps its own record");
+    let left = ok("scan", from.scan("", None, MAX_SCAN).await);
+    assert!(left.records.is_empty(), "nothing is left: {left:?}");
+    assert_eq!(ok("move_records", move_records(&from, &**s.store()).await), 0, "a second time");
 }

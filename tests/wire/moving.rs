@@ -375,3 +375,43 @@ async fn a_limited_token_republishes_while_the_old_store_is_away() {
     let over = republish().await;
     assert_eq!(over.status, 429, "republish 3 of a limit of 2: {over:?}");
 }
+
+/// Guards against schedules, pauses and quotas that stay behind in a directory from which the default pool has moved,
+/// where no `[AdminRedis]` has them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_of_a_directory_move_with_its_pool() {
+    let (old, new, redis) = (Store::disk(), Store::disk(), RedisServer::start());
+    let toml = |of: &Store, to: Option<&Store>| match to {
+        Some(to) => format!("[Pool.default]\n{}MigrateTo = \"next\"\n[Pool.next]\n{}", of.keys(), to.keys()),
+        None => format!("[Pool.default]\n{}", of.keys()),
+    };
+    let schedule = r#"{"queue":"q","every":86400,"text":"x"}"#;
+    let server = TestServer::start(&toml(&old, None), ()).await;
+    let token = server.token("ns").await;
+    send(server.api("PUT", "/api/ns/_schedules/s", &token).body(schedule)).await.expect(201);
+    send(server.api("POST", "/api/ns/q/pause", &token)).await.expect(200);
+    server.put(&token, "/api/ns/q", "x").await.expect(201);
+    send(server.admin("PUT", "/quota/ns").body(r#"{"jobs":1}"#)).await.expect(200);
+    let shown = send(server.api("GET", "/api/ns/_schedules/s", &token)).await.expect(200).json;
+    server.stop().await;
+    let moves = [
+        toml(&old, Some(&new)),
+        toml(&new, None),
+        toml(&new, Some(&old)),
+        toml(&old, None),
+        format!("{}[AdminRedis]\n{}", toml(&old, None), redis.keys()),
+    ];
+    for toml in moves {
+        let server = TestServer::start(&toml, ()).await;
+        let token = server.token("ns").await;
+        let there = send(server.api("GET", "/api/ns/_schedules/s", &token)).await.expect(200).json;
+        for field in ["revision", "created_at", "next"] {
+            assert!(!shown[field].is_null(), "a schedule shows {field}: {shown}");
+            assert_eq!(there[field], shown[field], "{field} of the schedule, with {toml}");
+        }
+        let quota = send(server.admin("GET", "/quota/ns")).await.expect(200).json;
+        assert_eq!(quota["jobs"], 1, "the quota, with {toml}");
+        server.get(&token, "/api/ns/q").await.expect(404);
+        server.stop().await;
+    }
+}
