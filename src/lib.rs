@@ -24,6 +24,7 @@ pub mod pauses;
 pub mod process;
 pub mod pump;
 pub mod push;
+pub mod quotas;
 pub mod random;
 pub mod readable;
 pub mod sampler;

@@ -1,11 +1,10 @@
-//! Tokens, limits and quotas. The rules of tokens and limits ([`tokens`], [`limits`]) are over the trait [`AdminStore`],
-//! with a cache of its replies ([`cache`]) and two implementations: a Redis in lmstfy's layout, shared by several
-//! servers, or the disk of the default pool. [`quotas`] are settings. Independent of HTTP.
+//! Tokens and limits: their rules ([`tokens`], [`limits`]) over the trait [`AdminStore`], a cache of its replies
+//! ([`cache`]), and its two implementations: a Redis in lmstfy's layout, shared by several servers, or the disk of the
+//! default pool. Independent of HTTP.
 
 pub mod cache;
 pub mod disk;
 pub mod limits;
-pub mod quotas;
 pub mod redis;
 pub mod tokens;
 

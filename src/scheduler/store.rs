@@ -18,12 +18,12 @@ use super::stored::{
     StoredSchedule,
 };
 use crate::admin::Scope;
-use crate::admin::quotas::QuotaManager;
 use crate::clock::Millis;
 use crate::engine::{Engine, Published, together};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, ScheduleName};
 use crate::outage::Outage;
+use crate::quotas::QuotaManager;
 use crate::settings::follow::{RecordChange, follow};
 use crate::settings::{MAX_SCAN, Page, Put, Record, SettingVersion, SettingsStore};
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dormouse::admin::Scope;
-use dormouse::admin::quotas::QuotaManager;
 use dormouse::engine::Quota;
 use dormouse::name::{Namespace, PoolName};
 use dormouse::outage::Outage;
+use dormouse::quotas::QuotaManager;
 use dormouse::settings::{
     Counted, MAX_CHANGES, MAX_SCAN, Put, Record, SettingChanges, SettingVersion, SettingsStore, move_records,
 };

@@ -268,6 +268,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("settings::disk", &["settings", "engine::disk", "error"]),
     ("settings::redis", &["settings", "admin::redis", "engine::redis", "error"]),
     ("pauses", &["clock", "dispatch", "engine", "error", "name", "outage", "settings"]),
+    ("quotas", &["admin", "engine", "error", "name", "outage", "settings"]),
     ("fleet", &["clock", "error", "random", "settings"]),
     ("search", &["engine", "error", "job", "name"]),
     ("bulk", &["clock", "engine", "error", "job", "name", "process::tasks", "random", "search"]),
@@ -291,8 +292,8 @@ const PARTS: &[(&str, &[&str])] = &[
     (
         "scheduler",
         &[
-            "admin", "clock", "engine", "error", "job", "metrics", "name", "outage", "pump", "schedule",
-            "settings",
+            "admin", "clock", "engine", "error", "job", "metrics", "name", "outage", "pump", "quotas",
+            "schedule", "settings",
         ],
     ),
     (
@@ -329,6 +330,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "pauses",
             "process::tasks",
             "push",
+            "quotas",
             "sampler",
             "scheduler",
             "settings",
@@ -457,6 +459,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "push::store::redis",
             "dispatch",
             "pump",
+            "quotas",
             "admin",
             "admin::disk",
             "admin::redis",

@@ -13,7 +13,6 @@ use super::idempotency::KeysUnderWay;
 use super::parked_tokens::ParkedTokens;
 use super::proxies::TrustedProxies;
 use crate::admin::limits::Throttle;
-use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
 use crate::bulk::Bulk;
 use crate::clock::Began;
@@ -27,6 +26,7 @@ use crate::http::answer::room::BodyRoom;
 use crate::metrics::{KeptTimes, Metrics};
 use crate::name::PoolName;
 use crate::process::tasks::{Failure, Tasks};
+use crate::quotas::QuotaManager;
 
 /// Tokens of namespaces, their limits, and quotas.
 #[derive(Clone, Debug)]

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dormouse::admin::quotas::QuotaManager;
 use dormouse::clock::{ManualClock, Millis};
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::engine::{Engine, JobList, Quota, Quotas, together};
@@ -15,6 +14,7 @@ use dormouse::job::{JobState, JobView};
 use dormouse::metrics::Metrics;
 use dormouse::name::{Namespace, PoolName, ScheduleName};
 use dormouse::outage::Outage;
+use dormouse::quotas::QuotaManager;
 use dormouse::schedule::{Became, Entry, Given, JobDefaults, Zones, job_id};
 use dormouse::scheduler::{
     self, Changed, Condition, FoundSchedule, NotChanged, Run, Schedule, ScheduleBounds, ScheduleId,

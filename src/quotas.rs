@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Scope;
+use crate::admin::Scope;
 use crate::engine::{Engine, Quota, Quotas, together};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName};
