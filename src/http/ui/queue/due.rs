@@ -63,7 +63,7 @@ pub async fn read(visit: &Visit, place: &PoolQueue) -> Option<Counted> {
     let Some(older) = older else { return Some(Counted { by, delays: asked.await, behind: None }) };
     let behind = match timeout(SHORT, asked).await {
         Ok(Ok(delays)) => return Some(Counted { by, delays: Ok(delays), behind: None }),
-        Ok(Err(refusal)) => format!("The count could not be repeated: {}", refusal.text),
+        Ok(Err(refusal)) => format!("The count could not be repeated: {}", why(&refusal)),
         Err(_) => "A new count is in progress.".to_owned(),
     };
     Some(Counted { behind: Some(behind), ..older })
@@ -85,6 +85,15 @@ async fn fitting(visit: &Visit, query: impl Fn(&str) -> String) -> Option<Counte
         }
     }
     counted
+}
+
+/// Returns why a count failed. To clients of the route an unavailable store is an internal error.
+fn why(refusal: &Refusal) -> &str {
+    if refusal.status.is_server_error() && !is_under_way(refusal) {
+        "the store does not answer"
+    } else {
+        &refusal.text
+    }
 }
 
 /// Whether the count continues, so that the next page has it.
@@ -115,7 +124,7 @@ pub fn section(visit: &Visit, counted: Option<&Counted>) -> Markup {
                 Some(Err(refusal)) if is_under_way(refusal) => {
                     p.note { "The delayed jobs are being counted. " a href=(visit.fields.link(&[])) { "Refresh" } }
                 }
-                Some(Err(refusal)) => { p.trouble { "The delayed jobs could not be counted: " (text(&refusal.text)) } }
+                Some(Err(refusal)) => { p.trouble { "The delayed jobs could not be counted: " (text(why(refusal))) } }
             }
         }
     }
