@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::{Millis, system_now};
 use crate::error::{Error, Result};
 use crate::random;
-use crate::settings::{self, MAX_SCAN, SettingsStore};
+use crate::settings::{self, SettingsStore, scan_all};
 
 /// Interval between writes of a line, and its lifetime.
 const STEP: Duration = Duration::from_secs(5);
@@ -85,15 +85,9 @@ impl Fleet {
     /// Writes this server's line, and returns those of all servers.
     async fn exchange(&self, line: Vec<u8>) -> Result<Vec<settings::Record>> {
         self.store.keep(&format!("{PREFIX}{}", self.id), line.into(), LIVES).await?;
-        let (mut lines, mut after): (Vec<settings::Record>, Option<String>) = (Vec::new(), None);
-        loop {
-            let page = self.store.scan(PREFIX, after.as_deref(), MAX_SCAN).await?;
-            after = page.records.last().map(|(key, _)| key.clone()).or(after);
-            lines.extend(page.records.into_iter().map(|(_, line)| line));
-            if !page.more {
-                return Ok(lines);
-            }
-        }
+        let mut lines = Vec::new();
+        scan_all(&*self.store, PREFIX, |_, line| lines.push(line)).await?;
+        Ok(lines)
     }
 
     async fn meet(&self, own: &FleetLine) {

@@ -15,7 +15,7 @@ use crate::engine::{Engine, Quota, Quotas, together};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName};
 use crate::outage::Outage;
-use crate::settings::{MAX_SCAN, Put, SettingVersion, SettingsStore};
+use crate::settings::{Put, SettingVersion, SettingsStore, scan_all};
 
 /// Prefix of the records' keys.
 const PREFIX: &str = "quotas/";
@@ -165,20 +165,14 @@ impl QuotaManager {
         if known.is_some() && changes.is_empty() {
             return Ok((changes.version, None));
         }
-        let (mut all, mut after, mut unreadable) = (Vec::new(), None, 0);
-        loop {
-            let page = self.settings.scan(PREFIX, after.as_deref(), MAX_SCAN).await?;
-            after = page.records.last().map(|(key, _)| key.clone()).or(after);
-            for (key, record) in page.records {
-                match (parse_key(&key), serde_json::from_slice(&record.value)) {
-                    (Some(scope), Ok(quota)) => all.push((scope, quota)),
-                    _ => unreadable += 1,
-                }
+        let (mut all, mut unreadable) = (Vec::new(), 0);
+        scan_all(&*self.settings, PREFIX, |key, record| {
+            match (parse_key(&key), serde_json::from_slice(&record.value)) {
+                (Some(scope), Ok(quota)) => all.push((scope, quota)),
+                _ => unreadable += 1,
             }
-            if !page.more {
-                break;
-            }
-        }
+        })
+        .await?;
         if unreadable > 0 {
             tracing::warn!(unreadable, "skipped unreadable quotas in the settings");
         }

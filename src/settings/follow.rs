@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{MAX_SCAN, Record, SettingVersion, SettingsStore};
+use super::{Record, SettingVersion, SettingsStore, scan_all};
 use crate::engine::together;
 use crate::error::Result;
 
@@ -38,15 +38,7 @@ pub async fn follow(
         match changes.keys {
             None => {
                 see(RecordChange::Begin);
-                let mut after = None;
-                loop {
-                    let page = store.scan(prefix, after.as_deref(), MAX_SCAN).await?;
-                    after = page.records.last().map(|(key, _)| key.clone()).or(after);
-                    page.records.into_iter().for_each(|(key, record)| see(RecordChange::Put(key, record)));
-                    if !page.more {
-                        break;
-                    }
-                }
+                scan_all(store, prefix, |key, record| see(RecordChange::Put(key, record))).await?;
                 see(RecordChange::End);
                 *since = changes.version;
                 return Ok(());

@@ -1,7 +1,7 @@
 //! Settings: state that all servers must agree on and that belongs to no job. The trait [`SettingsStore`] stores
 //! opaque records by key; each user has its own prefix. Two stores implement it: a Redis, with all keys in one slot
-//! of a cluster ([`redis`]), and the directory of the default pool ([`disk`]). The laws in tests/laws/settings.rs
-//! hold for both.
+//! of a cluster ([`redis`]), and the directory of the default pool or of the one that it moves to ([`disk`]). The laws
+//! in tests/laws/settings.rs hold for both.
 //!
 //! Servers cache what requests need, and [`follow`](follow::follow) its changes.
 
@@ -94,6 +94,23 @@ pub async fn shared_secret(store: &dyn SettingsStore, new: &[u8]) -> Result<Byte
         let new = Bytes::copy_from_slice(new);
         if let Put::Done(_) = store.put(SECRET, Some(new.clone()), None).await? {
             return Ok(new);
+        }
+    }
+}
+
+/// Passes all records whose keys begin with `prefix` to `each`, in the order of their keys.
+pub async fn scan_all(
+    store: &dyn SettingsStore,
+    prefix: &str,
+    mut each: impl FnMut(String, Record) + Send,
+) -> Result<()> {
+    let mut after = None;
+    loop {
+        let page = store.scan(prefix, after.as_deref(), MAX_SCAN).await?;
+        after = page.records.last().map(|(key, _)| key.clone()).or(after);
+        page.records.into_iter().for_each(|(key, record)| each(key, record));
+        if !page.more {
+            return Ok(());
         }
     }
 }
