@@ -239,8 +239,9 @@ pub async fn admin_store(
 /// Returns the engine options of a pool on Redis.
 pub fn redis_options(name: &str, pool: &PoolConfig) -> RedisOptions {
     let (wait_replicas, dead_ttl) = (pool.wait_replicas, Duration::from_secs(pool.dead_letter_ttl));
+    let pack_after = pool.pack_after();
     if pool.cluster.is_empty() {
-        return RedisOptions { wait_replicas, dead_ttl, ..RedisOptions::default() };
+        return RedisOptions { wait_replicas, dead_ttl, pack_after, ..RedisOptions::default() };
     }
     RedisOptions {
         prefix: pool.prefix(name).to_owned(),
@@ -248,6 +249,7 @@ pub fn redis_options(name: &str, pool: &PoolConfig) -> RedisOptions {
         wait_replicas,
         spread: SpreadRules(pool.spread.clone()),
         dead_ttl,
+        pack_after,
     }
 }
 

@@ -38,7 +38,11 @@ impl PartitionCore {
         let tries = |job: &JobRef| self.common.handed_out.tries(&job.id);
         let mut call = self.forget(jobs.iter().map(|job| (job, tries(job))));
         call.arrived_at(arrived);
-        let outcome: Outcome<u64> = self.run(Lane::Delivered, &call).await;
+        let unpack = self.unpack_call(jobs.iter().map(|job| (&job.queue, &job.id)));
+        let outcome: Outcome<u64> = match self.unpack(unpack).await {
+            Ok(()) => self.run(Lane::Delivered, &call).await,
+            Err(fault) => Err(fault),
+        };
         if outcome.is_ok() {
             jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
         }
@@ -70,6 +74,7 @@ impl PartitionCore {
     /// Acks jobs of one queue independently. Returns the existing jobs whose receipt is no longer valid.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
+        self.unpack(self.unpack_call(jobs.iter().map(|(id, _)| (queue, id)))).await?;
         let stale: Vec<usize> = self.run(Lane::Delivered, &self.ack_call(queue, jobs)).await?;
         let stale: Option<Vec<JobId>> = stale.iter().map(|n| jobs.get(*n).map(|(id, _)| *id)).collect();
         let stale = stale.ok_or_else(|| Fault::unreadable("ack_many"))?;
