@@ -1,26 +1,52 @@
--- Moves due jobs, earliest first: with tries left they become ready, without they die; members of deleted jobs are
--- dropped. A score without a fraction is lmstfy's, which truncates the fraction: it is due a second later, so that no
--- job is early.
--- KEYS    timer_set | in a cluster: the lease of the partition's pump
--- ARGV    maximum number of jobs, ms that a dead job lives (0 = forever); in a cluster: the server, 1 = it has stored a
---         job that is due now, and pumps without the lease too
+-- Unpacks jobs that are due soon. Moves due jobs, earliest first: with tries left they become ready, without they die;
+-- members of deleted jobs are dropped. A score without a fraction is lmstfy's, which truncates the fraction: it is due a
+-- second later, so that no job is early.
+-- KEYS    timer_set | sorted set of buckets | in a cluster: the lease of the partition's pump
+-- ARGV    maximum number of jobs, ms that a dead job lives (0 = forever), us before its due time when to unpack a job (''
+--         = do not unpack); in a cluster: the server, 1 = it has stored a job that is due now, and pumps without the
+--         lease too
 -- returns {now, members removed, us until the next is due (-1 = none), invalid members, members postponed because their
 --         list has another type, {ns/queue that got ready jobs}, {per ns/queue: name, jobs that are ready again after
 --         their ttr, jobs that died}, us left of another server's lease (0 = this server holds it), {per ns/queue: name,
 --         timers of delayed jobs removed, of running ones}, {per timer removed whose score is in whole seconds: its
---         job's key, its score}}
--- bound   200 members (the caller's)
-local t, byte, held = KEYS[1], string.byte, 0
-if ARGV[3] then
+--         job's key, its score}, us until the next is to be unpacked (-1 = none)}
+-- bound   200 members (the caller's), 2 buckets of about 62 jobs
+local t, buckets, byte, held = KEYS[1], KEYS[2], string.byte, 0
+if ARGV[4] then
   local LEASE, RENEW = 1250, 1100
-  local holder, left = call('GET', KEYS[2]), call('PTTL', KEYS[2])
-  if holder and holder ~= ARGV[3] then held = math.max(left, 1) * 1000 end
-  if held > 0 and ARGV[4] ~= '1' then return {now, 0, -1, 0, 0, {}, {}, held, {}, {}} end
+  local holder, left = call('GET', KEYS[3]), call('PTTL', KEYS[3])
+  if holder and holder ~= ARGV[4] then held = math.max(left, 1) * 1000 end
+  if held > 0 and ARGV[5] ~= '1' then return {now, 0, -1, 0, 0, {}, {}, held, {}, {}, -1} end
   if held == 0 and left < RENEW then
     -- The first write needs no memory, since a full Redis refuses only a first write that does.
     call('ZREM', t, '')
-    call('SET', KEYS[2], ARGV[3], 'PX', LEASE)
+    call('SET', KEYS[3], ARGV[4], 'PX', LEASE)
   end
+end
+-- Returns the bucket with the job that is due first, and when to unpack it.
+local function next_bucket()
+  local first = ARGV[3] ~= '' and call('ZRANGE', buckets, 0, 0, 'WITHSCORES') or {}
+  return first[1], first[1] and tonumber(first[2]) * 1000000 - ARGV[3]
+end
+local bucket, at = next_bucket()
+for _ = 1, 2 do
+  if not bucket or at > now then break end
+  local key = packed_base .. bucket
+  -- All jobs of a usual bucket, or a part of a larger hash; an error if the key is another program's.
+  local cursor, jobs, found = 0, {}, nil
+  repeat
+    found = redis.pcall('HSCAN', key, cursor, 'COUNT', 100)
+    cursor, jobs = found[1] or '0', found[2] or {}
+  until #jobs > 0 or cursor == '0'
+  -- The first write frees memory, as below.
+  if cursor == '0' then call('ZREM', buckets, bucket) end
+  if #jobs > 0 then
+    local fields = {}
+    for i = 1, #jobs, 2 do fields[#fields + 1] = jobs[i] end
+    if cursor == '0' then call('UNLINK', key) else call('HDEL', key, unpack(fields)) end
+    unpack_jobs(t, bucket, jobs)
+  end
+  bucket, at = next_bucket()
 end
 local second = string.format('%.0f', math.floor(now / 1000000))
 local most, dead_ttl = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -152,4 +178,5 @@ for group, of in pairs(moved) do
   local k = #counts
   counts[k + 1], counts[k + 2], counts[k + 3] = group, of[1], of[2]
 end
-return {now, n, next_due, garbage, put_off, ready, told, held, counts, whole_seconds}
+local unpack_in = bucket and math.max(0, math.min(math.ceil(at - now), 1000000000)) or -1
+return {now, n, next_due, garbage, put_off, ready, told, held, counts, whole_seconds, unpack_in}

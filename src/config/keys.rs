@@ -212,6 +212,9 @@ table! {
         /// Dormouse's own. Queues of a pool in a cluster that use all partitions: `["shop/orders", "mail/*", "*/bulk-*"]`.
         /// In a variable they are separated by commas.
         "Spread" spread: Vec<String> = Vec::new();
+        /// Dormouse's own. Seconds of delay above which a job of a pool on Redis is packed; 0: never. Default: 600 in a
+        /// cluster, 0 on a single Redis, because lmstfy's servers do not see packed jobs.
+        "PackAfter" pack_after: Option<u64> = None, in 0..=MAX_TTL;
         /// Dormouse's own. Seconds after which a dead job expires; 0: never.
         "DeadLetterTTL" dead_letter_ttl: u64 = 0, in 0..=MAX_TTL;
         /// Pool that receives new publishes while this pool is drained.
@@ -246,8 +249,9 @@ impl PoolConfig {
 }
 
 /// Keys of pools that do not apply to the store of tokens.
-pub(super) const OF_JOBS: [&str; 5] = ["Partitions", "Prefix", "WaitReplicas", "Spread", "DeadLetterTTL"];
-/// Maximum `DeadLetterTTL`, like the maximum `ttl`: 136 years.
+pub(super) const OF_JOBS: [&str; 6] =
+    ["Partitions", "Prefix", "WaitReplicas", "Spread", "PackAfter", "DeadLetterTTL"];
+/// Maximum `PackAfter` and `DeadLetterTTL`, like the maximum `ttl`: 136 years.
 const MAX_TTL: u64 = u32::MAX as u64;
 /// Largest integer in TOML.
 const MOST: u64 = i64::MAX as u64;

@@ -177,6 +177,9 @@ mod tests {
         let of_cluster = pool(cluster, "Partitions=4096\nPrefix='p.1'").expect("it loads");
         assert_eq!((of_cluster.partitions(), of_cluster.prefix.as_deref()), (4096, Some("p.1")));
         assert_eq!(pool(single, "WaitReplicas=1").expect("it loads").wait_replicas, 1);
+        let pack_after = |place, keys| pool(place, keys).expect("it loads").pack_after().as_secs();
+        assert_eq!([pack_after(cluster, ""), pack_after(single, "")], [600, 0], "lmstfy sees no packed jobs");
+        assert_eq!([pack_after(cluster, "PackAfter=0"), pack_after(single, "PackAfter=60")], [0, 60]);
         for (place, keys, key) in [
             (cluster, "Partitions=0", "Partitions"),
             (cluster, "Partitions=3", "Partitions"),
@@ -184,6 +187,7 @@ mod tests {
             (cluster, "Prefix='a{b'", "Prefix"),
             (cluster, "WaitReplicas=6", "WaitReplicas"),
             (single, "Partitions=2", "Partitions"),
+            ("Path='d'", "PackAfter=60", "PackAfter"),
             (single, "Prefix='a'", "Prefix"),
             (single, "Spread=['a/b']", "Spread"),
             (single, "Layout='compact'", "the compact layout is no longer supported"),

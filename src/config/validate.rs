@@ -2,6 +2,7 @@
 //! values and directories, but no stores.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::keys::{Config, OF_JOBS, PoolConfig};
 use super::places::{problem, resolved};
@@ -213,6 +214,8 @@ impl Config {
 
 /// Default number of partitions in a cluster.
 const PARTITIONS_OF_CLUSTER: u16 = 64;
+/// Default `PackAfter` of a pool in a cluster.
+const PACK_AFTER_IN_CLUSTER: u64 = 600;
 
 /// Checks that named files are readable.
 fn validate_files(sources: &Sources) -> Result<(), ConfigError> {
@@ -335,6 +338,12 @@ impl PoolConfig {
     /// Returns the number of partitions.
     pub fn partitions(&self) -> u16 {
         self.partitions.unwrap_or(if self.cluster.is_empty() { 1 } else { PARTITIONS_OF_CLUSTER })
+    }
+
+    /// Returns the delay above which jobs are packed; zero: never.
+    pub fn pack_after(&self) -> Duration {
+        let default = if self.cluster.is_empty() { 0 } else { PACK_AFTER_IN_CLUSTER };
+        Duration::from_secs(self.pack_after.unwrap_or(default))
     }
 
     fn validate_cluster(&self, section: &str, given: &Section) -> Result<(), ConfigError> {

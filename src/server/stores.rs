@@ -282,8 +282,9 @@ async fn directory_settings(
 /// Returns the engine options of a pool on Redis.
 pub fn redis_options(name: &str, pool: &PoolConfig) -> RedisOptions {
     let (wait_replicas, dead_ttl) = (pool.wait_replicas, Duration::from_secs(pool.dead_letter_ttl));
+    let pack_after = pool.pack_after();
     if pool.cluster.is_empty() {
-        return RedisOptions { wait_replicas, dead_ttl, ..RedisOptions::default() };
+        return RedisOptions { wait_replicas, dead_ttl, pack_after, ..RedisOptions::default() };
     }
     RedisOptions {
         prefix: pool.prefix(name).to_owned(),
@@ -291,6 +292,7 @@ pub fn redis_options(name: &str, pool: &PoolConfig) -> RedisOptions {
         wait_replicas,
         spread: SpreadRules(pool.spread.clone()),
         dead_ttl,
+        pack_after,
     }
 }
 

@@ -36,6 +36,8 @@ const REDIS: Differences = Differences {
     slack: Duration::from_millis(10),
     renames: false,
 };
+/// A delay that is shorter than those of the laws.
+const PACK_AFTER: Duration = Duration::from_millis(1);
 const SPREAD: Differences = Differences { renames: true, ..REDIS };
 
 fn metered(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
@@ -99,6 +101,14 @@ async fn redis_with_dead_age() -> impl Stage {
     RealStage::new(engine.expect("the Redis answers"), REDIS, redis)
 }
 
+/// Returns a stage that packs delayed jobs.
+async fn redis_packed() -> impl Stage {
+    let redis = RedisServer::start();
+    let options = RedisOptions { pack_after: PACK_AFTER, ..RedisOptions::default() };
+    let engine = RedisEngine::connect_with(redis.address(), &PoolName::default_pool(), &options).await;
+    RealStage::new(engine.expect("the Redis answers"), REDIS, redis)
+}
+
 async fn redis() -> impl Stage {
     let (engine, server) = open_redis().await;
     RealStage::new(engine, REDIS, server)
@@ -123,12 +133,12 @@ fn next_prefix() -> String {
 
 /// Returns a new pool in the shared cluster.
 async fn open_cluster() -> (Arc<RedisEngine>, Arc<RedisCluster>) {
-    open_cluster_with(SpreadRules::default(), Duration::ZERO).await
+    open_cluster_with(RedisOptions::default()).await
 }
 
-async fn open_cluster_with(spread: SpreadRules, dead_ttl: Duration) -> (Arc<RedisEngine>, Arc<RedisCluster>) {
+async fn open_cluster_with(options: RedisOptions) -> (Arc<RedisEngine>, Arc<RedisCluster>) {
     let cluster = shared_cluster().await;
-    let options = RedisOptions { prefix: next_prefix(), partitions: 8, wait_replicas: 0, spread, dead_ttl };
+    let options = RedisOptions { prefix: next_prefix(), partitions: 8, ..options };
     let engine = RedisEngine::connect_with(cluster.address(), &PoolName::default_pool(), &options).await;
     (engine.expect("the cluster answers"), cluster)
 }
@@ -140,17 +150,23 @@ async fn cluster() -> impl Stage {
 
 /// Returns a stage whose queues use all partitions.
 async fn cluster_spread() -> impl Stage {
-    let (engine, cluster) = open_cluster_with(all_queues(), Duration::ZERO).await;
+    let (engine, cluster) = open_cluster_with(all_queues()).await;
+    RealStage::new(engine, SPREAD, cluster)
+}
+
+/// Returns a stage whose queues use all partitions, and that packs delayed jobs.
+async fn cluster_packed() -> impl Stage {
+    let (engine, cluster) = open_cluster_with(RedisOptions { pack_after: PACK_AFTER, ..all_queues() }).await;
     RealStage::new(engine, SPREAD, cluster)
 }
 
 async fn cluster_with_dead_age() -> impl Stage {
-    let (engine, cluster) = open_cluster_with(all_queues(), AGE).await;
+    let (engine, cluster) = open_cluster_with(RedisOptions { dead_ttl: AGE, ..all_queues() }).await;
     RealStage::new(engine, SPREAD, cluster)
 }
 
-fn all_queues() -> SpreadRules {
-    SpreadRules(vec!["*/*".into()])
+fn all_queues() -> RedisOptions {
+    RedisOptions { spread: SpreadRules(vec!["*/*".into()]), ..RedisOptions::default() }
 }
 
 async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
@@ -252,12 +268,14 @@ crate::laws!(on_model, model, virtual_time, verbs);
 crate::laws!(on_disk, disk, virtual_time, verbs);
 crate::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
 crate::laws!(on_redis, redis, verbs);
+crate::laws!(on_redis_packed, redis_packed, verbs);
 crate::laws_of!(on_model_with_dead_age, model_with_dead_age, dead_age);
 crate::laws_of!(on_disk_with_dead_age, disk_with_dead_age, dead_age);
 crate::laws_of!(on_redis_with_dead_age, redis_with_dead_age, dead_age);
 crate::laws_of_together!(on_cluster_with_dead_age, cluster_with_dead_age, shared_cluster().await, dead_age);
 crate::laws_together!(on_cluster, cluster, shared_cluster().await, verbs);
 crate::spread_laws_together!(on_cluster_spread, cluster_spread, shared_cluster().await);
+crate::spread_laws_together!(on_cluster_packed, cluster_packed, shared_cluster().await);
 crate::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time, verbs);
 crate::laws!(migrating_redis_to_redis, redis_to_redis, verbs);
 crate::laws!(migrating_redis_to_disk, redis_to_disk, verbs);

@@ -6,6 +6,7 @@ mod fake_sentinel;
 mod faults;
 mod kill;
 mod ledger;
+mod packed;
 mod proxy;
 mod pumpers;
 mod replicas;

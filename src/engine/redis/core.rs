@@ -2,7 +2,7 @@
 //! shared by all partitions.
 
 use std::ops::Deref;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use super::layout::scripts::Script;
 use super::link::Lane;
 use super::pool::{Attempts, Pool};
 use super::timer_counts::TimerCounts;
-use crate::clock::{Micros, Millis};
+use crate::clock::{self, Micros, Millis};
 use crate::engine::Published;
 use crate::engine::batch::Caller;
 use crate::job::JobRef;
@@ -47,6 +47,8 @@ pub(crate) struct PartitionCore {
     pub(super) finishing: Mutex<()>,
     /// Held while searching a long dead letter for a job; contains the time before which no such search may begin.
     pub(super) far_looks: Mutex<Option<tokio::time::Instant>>,
+    /// Time when the next pump unpacks packed jobs, in microseconds; also looks for those of other servers.
+    pub(super) unpack_at: AtomicU64,
     /// Time of the last search for unfinished destroys, in microseconds.
     pub(super) looked_for_dropped: AtomicU64,
 }
@@ -79,6 +81,7 @@ impl PartitionCore {
             copies: Copies::default(),
             finishing: Mutex::default(),
             far_looks: Mutex::default(),
+            unpack_at: AtomicU64::default(),
             looked_for_dropped: AtomicU64::default(),
         }
     }
@@ -146,6 +149,13 @@ impl PartitionCore {
     /// Records that this process stored a job due at `due`.
     pub fn stored(&self, due: Micros) {
         self.pool.stored(self.partition, due);
+    }
+
+    /// Records that this process stored a job that may be packed.
+    pub fn stored_packed(&self, due: Micros, now: Micros) {
+        let unpack_at = due.saturating_sub(clock::micros(self.unpack_before())).max(now);
+        self.unpack_at.fetch_min(unpack_at, Ordering::Relaxed);
+        self.stored(unpack_at);
     }
 
     /// Notifies waiters that the queue may have ready jobs in this partition.

@@ -27,7 +27,7 @@ pub async fn look(
 
 /// Like `look`, for a cluster.
 async fn look_at_cluster(address: &RedisAddress, options: Option<&RedisOptions>) -> Outcome<String> {
-    let version = check_nodes(address, "", OLDEST_IN_CLUSTER).await?;
+    let version = check_nodes(address, "", (OLDEST_IN_CLUSTER, false)).await?;
     if let Some(options) = options {
         let keys = Partitions::new(&options.prefix, options.partitions).count_keys();
         let stored = keys.iter().map(|at| (at.slot, redis::Cmd::get(&at.key)));

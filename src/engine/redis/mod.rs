@@ -16,6 +16,7 @@
 //! - `in_time`: deadlines of calls, and late replies.
 //! - `replicas`, `waits`: which replicas are in sync, and whether they have a write.
 //! - `watch`, `lists`: notifies of jobs that other servers made ready.
+//! - `packing`: which packed jobs share a bucket.
 //! - `reply`: reads replies of scripts, and has errors shared by several of them.
 //! - `tables`: location of tokens, limits and records of push, on a single Redis or in a cluster.
 //! - `nodes`: the operators' view of a cluster.
@@ -41,6 +42,7 @@ mod lists;
 mod look;
 mod nodes;
 mod open;
+mod packing;
 mod partitions;
 mod pool;
 mod ready_lists;
@@ -131,7 +133,13 @@ impl RedisEngine {
             true => open_cluster(address, name, options, (&partitions, lists)).await?,
             false => open_one(address, name, options, lists).await?,
         };
-        let pool = Arc::new(Pool::new(common, place, spreading, partitions.count(), options.dead_ttl));
+        let pool = Arc::new(Pool::new(
+            common,
+            place,
+            spreading,
+            partitions.count(),
+            (options.dead_ttl, options.pack_after),
+        ));
         let part =
             |partition| Arc::new(PartitionCore::new(pool.clone(), partition, partitions.base(partition)));
         let parts: Vec<Arc<PartitionCore>> = partitions.all().map(part).collect();

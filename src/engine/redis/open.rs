@@ -13,7 +13,7 @@ use super::link::{Common, Link};
 use super::lists::PoolLists;
 use super::partitions::Partitions;
 use super::pool::Place;
-use super::safety::check_nodes;
+use super::safety::{check_listpacks, check_nodes};
 use super::spread::SpreadRules;
 use super::verbs::check::{OLDEST, first_check};
 use super::watch;
@@ -37,6 +37,8 @@ pub struct RedisOptions {
     pub spread: SpreadRules,
     /// How long newly dead jobs are kept; zero: forever.
     pub dead_ttl: Duration,
+    /// Delays longer than this are packed; zero: none.
+    pub pack_after: Duration,
 }
 
 /// The options of a single Redis.
@@ -48,6 +50,7 @@ impl Default for RedisOptions {
             wait_replicas: 0,
             spread: SpreadRules::default(),
             dead_ttl: Duration::ZERO,
+            pack_after: Duration::ZERO,
         }
     }
 }
@@ -97,6 +100,9 @@ pub async fn open_one(
     if opened.first.query::<u64>(&before).await? > 0 {
         return Err(Error::refused(OF_EARLIER_VERSION));
     }
+    if !options.pack_after.is_zero() {
+        Box::pin(check_listpacks(&mut opened.first, &link.common.pool)).await?;
+    }
     let guards = opened.keep();
     link.tasks.spawn_essential("the watch on ready lists", watch::run(link.clone()));
     if options.wait_replicas > 0 {
@@ -114,7 +120,8 @@ pub async fn open_cluster(
     (partitions, lists): (&Arc<Partitions>, PoolLists),
 ) -> Result<OpenedPlace> {
     let common = Common::new(name, options.wait_replicas, Failure::default());
-    if let Some(version) = check_nodes(&address, &common.pool, OLDEST_IN_CLUSTER).await? {
+    let checks = (OLDEST_IN_CLUSTER, !options.pack_after.is_zero());
+    if let Some(version) = Box::pin(check_nodes(&address, &common.pool, checks)).await? {
         let _ = common.version.set(version); // asked once
     }
     let opened = cluster::open(address, common.clone(), partitions.slots(), Arc::new(lists)).await?;

@@ -93,11 +93,12 @@ impl Partitions {
     }
 
     /// Returns an id with this partition, from a new id that names none. Of the 48 bits that distinguish ids of one
-    /// millisecond it keeps the lowest 36, which count up; the partition uses the 12 bits above them.
+    /// millisecond it keeps the lowest 35, which count up; the partition uses 12 bits among them. The first of the 48 is
+    /// 0: see layout/packed.rs.
     pub fn name(&self, id: JobId, partition: Partition) -> JobId {
         let mut bytes = id.to_bytes();
         let unique = bytes[6..12].iter().fold(0, |unique: u64, byte| unique << 8 | u64::from(*byte));
-        let named = (unique >> 12) << 24 | u64::from(partition) << 12 | unique & 0xfff;
+        let named = (unique >> 12 & 0x7f_ffff) << 24 | u64::from(partition) << 12 | unique & 0xfff;
         bytes[6..12].copy_from_slice(&named.to_be_bytes()[2..]);
         JobId::from_bytes(bytes, id.is_versioned())
     }

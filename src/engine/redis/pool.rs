@@ -25,6 +25,9 @@ use crate::process::tasks::Tasks;
 /// A node with a publish in flight for this long gets no more publishes that another node can take.
 pub const SLOW: Duration = Duration::from_millis(500);
 
+/// How long before its due time a job is unpacked, unless packing begins earlier.
+const UNPACK_BEFORE: Duration = Duration::from_secs(60);
+
 /// The nodes of a pool.
 #[derive(Clone, Debug)]
 pub enum Place {
@@ -127,6 +130,8 @@ pub struct Pool {
     pub recorded_queues: RecordedQueues,
     /// How long dead jobs are kept; zero: forever.
     pub dead_ttl: Duration,
+    /// Delays longer than this are packed; zero: none.
+    pub pack_after: Duration,
     /// Held while counting the keys of one partition: one at a time.
     pub counting: Semaphore,
     /// Publishes in flight that another partition could have taken: the node and the start.
@@ -139,7 +144,7 @@ impl Pool {
         place: Place,
         spreading: Arc<Spreading>,
         partitions: u16,
-        dead_ttl: Duration,
+        (dead_ttl, pack_after): (Duration, Duration),
     ) -> Pool {
         Pool {
             tasks: Tasks::new(common.failure.clone()),
@@ -150,6 +155,7 @@ impl Pool {
             dues: Dues::new(partitions),
             recorded_queues: RecordedQueues::default(),
             dead_ttl,
+            pack_after,
             counting: Semaphore::new(1),
             owed: Mutex::default(),
         }
@@ -195,6 +201,16 @@ impl Pool {
         cursor: u64,
     ) -> Outcome<(u64, Vec<Field>)> {
         ask!(self.place.attempts(partition, lane), |link| link.lane(lane).scan_step(key, cursor))
+    }
+
+    /// Returns whether jobs with this delay are packed.
+    pub fn packs(&self, delay: Duration) -> bool {
+        !self.pack_after.is_zero() && delay > self.pack_after
+    }
+
+    /// Returns how long before its due time a job is unpacked.
+    pub fn unpack_before(&self) -> Duration {
+        if self.pack_after.is_zero() { UNPACK_BEFORE } else { UNPACK_BEFORE.min(self.pack_after / 10) }
     }
 
     /// Returns the time of the partition's node, by whose clock its jobs become due.

@@ -8,6 +8,7 @@ use redis::InfoDict;
 use super::cluster::masters;
 use super::connection::connector::{Connection, Connector, RedisAddress};
 use super::connection::fault::{Fault, Outcome};
+use super::layout::packed::LISTPACK_VALUE;
 use super::verbs::check::usable;
 use crate::error::Error;
 
@@ -67,14 +68,21 @@ pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
 }
 
 /// Checks the reachable nodes of a cluster, and returns the version of one. Warns if one lost slot would stop the whole
-/// cluster.
-pub async fn check_nodes(address: &RedisAddress, pool: &str, oldest: (u32, u32)) -> Outcome<Option<String>> {
+/// cluster, and if packed jobs would need too much memory.
+pub async fn check_nodes(
+    address: &RedisAddress,
+    pool: &str,
+    (oldest, packs): ((u32, u32), bool),
+) -> Outcome<Option<String>> {
     let (mut stops_as_a_whole, mut version) = (false, None);
     for node in &masters(address).await? {
         let connector = Connector::new(node)?;
         let connection = &mut connector.connect().await?;
         version = version.or(usable(connection, oldest, true).await?);
         let full = setting(connection, "cluster-require-full-coverage").await?;
+        if packs {
+            Box::pin(check_listpacks(connection, pool)).await?;
+        }
         stops_as_a_whole |= full.as_deref() == Some("yes");
     }
     if stops_as_a_whole {
@@ -84,6 +92,20 @@ pub async fn check_nodes(address: &RedisAddress, pool: &str, oldest: (u32, u32))
         );
     }
     Ok(version)
+}
+
+/// Warns if the Redis stores buckets of packed jobs as hash tables instead of listpacks.
+pub async fn check_listpacks(connection: &mut Connection, pool: &str) -> Outcome<()> {
+    let value = setting(connection, "hash-max-listpack-value").await?;
+    if let Some(value) = value.and_then(|value| value.parse::<u64>().ok())
+        && value < LISTPACK_VALUE
+    {
+        tracing::warn!(
+            pool,
+            "the Redis has `hash-max-listpack-value {value}`, so packed jobs need more memory: set it to {LISTPACK_VALUE}"
+        );
+    }
+    Ok(())
 }
 
 /// Returns a setting; `None` if the server does not reveal it.

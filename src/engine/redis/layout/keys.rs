@@ -49,6 +49,8 @@ pub struct Keys {
     pub with_details: String,
     /// Which server pumps the partition, in a cluster.
     pub pump_lease: String,
+    /// Sorted set of the buckets of packed jobs.
+    pub buckets: String,
 }
 
 /// The keys of a single Redis: lmstfy's, byte for byte.
@@ -71,6 +73,7 @@ impl Keys {
             timer_counts_turn: key("dormouse/timers/turn"),
             with_details: key("dormouse/details"),
             pump_lease: key("dormouse/pump"),
+            buckets: key("dormouse/packed"),
             base: base.into(),
         }
     }
@@ -131,6 +134,11 @@ impl Keys {
             format!("{}dormouse/once/{}/{}/", self.base, queue.namespace, queue.name).into_bytes();
         bytes.extend(key.as_bytes());
         bytes
+    }
+
+    /// Returns the key of a bucket of packed jobs.
+    pub fn bucket(&self, name: &str) -> String {
+        format!("{}/{name}", self.buckets)
     }
 
     /// Sorted set of the queues in [`queues_of`](Keys::queues_of), all with the score 0: in the order of their names.

@@ -2,6 +2,7 @@
 
 pub mod fields;
 pub mod keys;
+pub mod packed;
 pub mod script_call;
 pub mod scripts;
 pub mod times;

@@ -149,6 +149,9 @@ impl Router {
     /// Whether a job is stored in a partition.
     pub async fn is_stored(&self, partition: Partition, job: &JobRef) -> Result<bool> {
         let part = self.part(partition);
+        if part.is_packed(job).await? {
+            return Ok(true);
+        }
         Ok(part.query(&redis::Cmd::exists(part.keys.job(&job.queue, &job.id))).await?)
     }
 

@@ -62,9 +62,10 @@ impl Router {
     async fn with_jobs(&self, queue: &Queue, state: JobState, parts: &[Partition]) -> Result<Vec<Partition>> {
         let exists = self.read_each::<bool>(parts, true, |part| {
             redis::Cmd::exists(match state {
-                JobState::Ready => part.keys.ready(queue),
-                JobState::Dead => part.keys.dead(queue),
-                JobState::Delayed | JobState::Running => part.keys.timer_set.clone(),
+                JobState::Ready => vec![part.keys.ready(queue)],
+                JobState::Dead => vec![part.keys.dead(queue)],
+                JobState::Delayed => vec![part.keys.timer_set.clone(), part.keys.buckets.clone()],
+                JobState::Running => vec![part.keys.timer_set.clone()],
             })
         });
         let mut with_jobs = Vec::new();

@@ -30,6 +30,7 @@ use self::samples::Samples;
 use super::cluster::map::Partition;
 use super::core::PartitionCore;
 use super::link::{Lane, Link};
+use super::packing::Buckets;
 use super::partitions::Partitions;
 use super::pool::{Place, Pool};
 use super::spread::Spreading;
@@ -50,6 +51,7 @@ pub struct Router {
     /// Identifies this server in the leases of pumps.
     server: String,
     samples: Samples,
+    buckets: Buckets,
 }
 
 impl Router {
@@ -57,6 +59,7 @@ impl Router {
         Router {
             server: random::ulid().to_string(),
             samples: Samples::default(),
+            buckets: Buckets::default(),
             spreading: pool.spreading.clone(),
             pool,
             parts,
@@ -93,11 +96,14 @@ impl Router {
         self.pool.now_micros() / 1000
     }
 
-    /// Returns a new id, which names the partition that is expected to store the job.
+    /// Returns a new id, which names the partition that is expected to store the job, and its bucket if the job may be
+    /// packed.
     pub fn make_id(&self, ids: &JobIds, queue: &Queue, delay: Duration, versioned: bool) -> JobId {
+        let packs = self.pool.packs(delay);
         let delay = delay_in_id(delay);
         if self.only().is_some() {
-            return ids.make(self.now(), delay, versioned);
+            let id = ids.make(self.now(), delay, versioned);
+            return if packs { self.buckets.mark(id, 0, queue) } else { id };
         }
         let partition = if self.spreading.is_spread(queue) {
             self.spreading.turn(|partition| self.can_take(partition))
@@ -105,7 +111,8 @@ impl Router {
             self.partitions.home(queue)
         };
         let now = self.part(partition).now();
-        self.partitions.name(ids.make(now, delay, versioned), partition)
+        let id = self.partitions.name(ids.make(now, delay, versioned), partition);
+        if packs { self.buckets.mark(id, partition, queue) } else { id }
     }
 
     /// Returns the partition named by a job's id, and the queue's home partition if it differs: a job that came from

@@ -79,7 +79,7 @@ impl Router {
         match part.pump_once(Some(lease)).await {
             Ok(pumped) => {
                 part.learn(sent, pumped.now);
-                let said = Said { next: pumped.next.unwrap_or(Duration::MAX), held: pumped.held };
+                let said = Said { next: pumped.next, held: pumped.held };
                 pool.dues.said(turn, pool.in_pool_time(turn.partition, pumped.now), said);
                 Ok(pumped.moved)
             }

@@ -61,8 +61,9 @@ impl PartitionCore {
         let tries: Vec<_> = jobs.iter().map(|job| self.common.handed_out.tries(&job.id)).collect();
         let mut call = self.forget(jobs.iter().zip(tries.iter().copied()));
         call.arrived_at(arrived);
-        let outcome: Outcome<AckReply> = match self.run(Lane::Delivered, &call).await {
-            Ok(reply) => AckReply::read(reply),
+        let unpack = self.unpack_call(jobs.iter().map(|job| (&job.queue, &job.id)));
+        let outcome: Outcome<AckReply> = match self.unpack(unpack).await {
+            Ok(()) => self.run(Lane::Delivered, &call).await.and_then(AckReply::read),
             Err(fault) => Err(fault),
         };
         if let Ok(reply) = &outcome {
@@ -121,6 +122,7 @@ impl PartitionCore {
     /// Acks jobs of one queue independently. Returns the existing jobs whose receipt is no longer valid.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
+        self.unpack(self.unpack_call(jobs.iter().map(|(id, _)| (queue, id)))).await?;
         let reply = self.run(Lane::Delivered, &self.ack_call(queue, jobs)).await?;
         let (stale, gone): (Vec<usize>, Vec<Value>) = reply;
         self.count_gone(&gone);

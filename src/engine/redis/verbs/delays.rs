@@ -8,7 +8,7 @@ use crate::clock::Millis;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays, Rests};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::PartitionCore;
-use crate::engine::redis::layout::keys;
+use crate::engine::redis::layout::{keys, packed};
 use crate::engine::redis::link::Lane;
 use crate::error::Result;
 
@@ -38,6 +38,9 @@ impl PartitionCore {
             DelayedOf::Namespace(namespace) => keys::namespace_prefix(namespace),
             DelayedOf::Queue(queue) => keys::member_prefix(queue),
         };
+        // First, so that a job that is unpacked meanwhile is not missed.
+        let mut packed = Vec::new();
+        self.count_packed(&bucket_prefix(&count.of), count.step, |told| packed.extend(told)).await?;
         let (mut delays, mut from, mut read): (Option<Delays>, String, u64) = (None, String::new(), 0);
         let mut rests = Rests::default();
         loop {
@@ -49,12 +52,22 @@ impl PartitionCore {
             add(delays, &told, count);
             add_whole(delays, &whole, count)?;
             if next.is_empty() {
+                add(delays, &packed, count);
                 return Ok(std::mem::take(delays));
             }
             (from, read) = (next, next_read);
             sleep(rests.after(began.elapsed())).await;
             self.is_open()?;
         }
+    }
+}
+
+/// Returns the prefix of the names of buckets with these jobs.
+fn bucket_prefix(of: &DelayedOf) -> String {
+    match of {
+        DelayedOf::All => String::new(),
+        DelayedOf::Namespace(namespace) => format!("{namespace}/"),
+        DelayedOf::Queue(queue) => packed::bucket_prefix(queue),
     }
 }
 

@@ -23,6 +23,7 @@ const WRONG_TYPE: i64 = -2;
 impl PartitionCore {
     /// Extends the delivery: its ttr ends `ttr` from now.
     pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
+        self.unpack_one(&job.queue, &job.id).await?;
         let mut cmd = self.call(&self.scripts.touch);
         cmd.key(&self.keys.timer_set).key(self.keys.job(&job.queue, &job.id));
         cmd.arg(keys::member(&job.queue, receipt.tries_left, &job.id)).arg(receipt.delivery).arg(micros(ttr));
@@ -42,6 +43,7 @@ impl PartitionCore {
 
     /// Returns the job to its queue; the job dies if it has no tries left.
     pub async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        self.unpack_one(&job.queue, &job.id).await?;
         let (JobRef { queue, id }, Release { delay, tries, reason }) = (job, release);
         let tries_left = match tries {
             Tries::Spend => receipt.tries_left,

@@ -17,6 +17,11 @@ use crate::name::{JobKey, Queue};
 impl PartitionCore {
     /// Returns a job by its id or its key.
     pub async fn inspect_by(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
+        if let By::Id(id) = by
+            && let Some(view) = self.inspect_packed(&JobRef { queue: queue.clone(), id }, detail).await?
+        {
+            return Ok(Some(view));
+        }
         match (by, detail) {
             (By::Key(key), detail) => self.inspect_key(queue, key, detail).await,
             (By::Id(id), Detail::Stored) => self.inspect_stored(&JobRef { queue: queue.clone(), id }).await,

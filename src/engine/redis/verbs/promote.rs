@@ -20,7 +20,10 @@ impl PartitionCore {
     /// Makes a delayed job ready, after all ready jobs.
     pub async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
         let (id, key) = match by {
-            By::Id(id) => (id, ""),
+            By::Id(id) => {
+                self.unpack_one(queue, &id).await?;
+                (id, "")
+            }
             By::Key(key) => {
                 let record = self.keys.job_key(queue, key);
                 let id: Option<Vec<u8>> = self.query(redis::cmd("GET").arg(record)).await?;

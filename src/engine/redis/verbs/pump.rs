@@ -1,4 +1,4 @@
-//! Pump: moves a batch of due jobs, which takes Redis a few hundred microseconds.
+//! Pump: unpacks jobs that are due soon, and moves a batch of due jobs, which takes Redis a few hundred microseconds.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,6 +12,7 @@ use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::dues::LONGEST_PAUSE;
 use crate::engine::redis::layout::keys;
+use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::link::{Common, Lane};
 use crate::engine::redis::timer_counts::Timers;
 use crate::error::Result;
@@ -40,13 +41,27 @@ struct ScriptReply {
     counts: Vec<Value>,
     /// The timers removed whose scores are in whole seconds, for [`PartitionCore::count_gone`].
     whole_seconds: Vec<Value>,
+    /// Microseconds until the next packed job is to be unpacked; negative if there is none.
+    unpack: i64,
 }
 
 impl FromRedisValue for ScriptReply {
     fn from_redis_value(value: Value) -> std::result::Result<ScriptReply, ParsingError> {
-        let (now, removed, next, invalid, postponed, ready, ended, held, counts, whole_seconds) =
+        let (now, removed, next, invalid, postponed, ready, ended, held, counts, whole_seconds, unpack) =
             redis::from_redis_value(value)?;
-        Ok(ScriptReply { now, removed, next, invalid, postponed, ready, ended, held, counts, whole_seconds })
+        Ok(ScriptReply {
+            now,
+            removed,
+            next,
+            invalid,
+            postponed,
+            ready,
+            ended,
+            held,
+            counts,
+            whole_seconds,
+            unpack,
+        })
     }
 }
 
@@ -64,8 +79,8 @@ pub struct PumpReply {
     pub now: Micros,
     /// Number of members removed from the timer set.
     pub moved: usize,
-    /// Time until the next timer is due; `None` without timers.
-    pub next: Option<Duration>,
+    /// Time until the next timer is due, or until the next look for jobs to be unpacked.
+    pub next: Duration,
     /// Time left of another server's lease; zero if this server holds it.
     pub held: Duration,
 }
@@ -78,7 +93,7 @@ impl PartitionCore {
         let sent = Instant::now();
         let PumpReply { now, moved, next, .. } = self.pump_once(None).await?;
         self.learn(sent, now);
-        let next = next.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE);
+        let next = next.min(LONGEST_PAUSE);
         due.pump_said(now + clock::micros(next));
         Ok(Pumped { moved, next })
     }
@@ -86,11 +101,28 @@ impl PartitionCore {
     /// Moves due jobs, unless another server has the lease. Also looks for interrupted destroys, at most once a second.
     pub async fn pump_once(self: &Arc<PartitionCore>, lease: Option<PumpLease<'_>>) -> Outcome<PumpReply> {
         let mut cmd = self.call(&self.scripts.pump);
-        cmd.key(&self.keys.timer_set).arg(BATCH).arg(self.dead_ttl.as_millis() as u64);
+        cmd.key(&self.keys.timer_set).key(&self.keys.buckets);
+        cmd.arg(BATCH).arg(self.dead_ttl.as_millis() as u64);
+        // Replaced first, since a publish may set it during the call.
+        let unpack_at = self.unpack_at.load(Ordering::Relaxed);
+        let unpacks = self.now_micros() >= unpack_at;
+        match unpacks {
+            true => {
+                self.unpack_at.store(Micros::MAX, Ordering::Relaxed);
+                cmd.arg(micros(self.unpack_before()))
+            }
+            false => cmd.arg(""),
+        };
         if let Some(PumpLease { server, is_own }) = lease {
             cmd.key(&self.keys.pump_lease).arg(server).arg(u8::from(is_own));
         }
-        let reply: ScriptReply = self.run(Lane::Pump, &cmd).await?;
+        let reply: Outcome<ScriptReply> = self.run(Lane::Pump, &cmd).await;
+        if unpacks {
+            let now = reply.as_ref().map_or(0, |reply| reply.now);
+            let wait = reply.as_ref().map_or(0, |reply| u64::try_from(reply.unpack).unwrap_or(u64::MAX));
+            self.unpack_at.fetch_min(now + wait.min(clock::micros(LONGEST_PAUSE)), Ordering::Relaxed);
+        }
+        let reply = reply?;
         let now = reply.now;
         if reply.held == 0 && self.looked_for_dropped.load(Ordering::Relaxed).abs_diff(now) >= 1_000_000 {
             self.looked_for_dropped.store(now, Ordering::Relaxed);
@@ -113,7 +145,8 @@ impl PartitionCore {
         for queue in reply.ready.iter().filter_map(|group| keys::queue_of_group(group)) {
             self.tell_ready(&queue);
         }
-        let next = u64::try_from(reply.next).ok().map(Duration::from_micros);
+        let unpack = Duration::from_micros(self.unpack_at.load(Ordering::Relaxed).saturating_sub(now));
+        let next = u64::try_from(reply.next).map_or(Duration::MAX, Duration::from_micros).min(unpack);
         Ok(PumpReply { now, moved: reply.removed, next, held: Duration::from_micros(reply.held) })
     }
 

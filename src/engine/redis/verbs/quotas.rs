@@ -138,7 +138,7 @@ impl PartitionCore {
         loop {
             let began = Instant::now();
             let mut call = self.call(&self.scripts.recount);
-            call.key(&self.keys.used).key(&self.keys.used_turn);
+            call.key(&self.keys.used).key(&self.keys.used_turn).key(&self.keys.buckets);
             call.arg(&self.quotas.server).arg(TURN.as_millis() as u64);
             call.arg(cursor).arg(PART);
             for name in namespaces {

@@ -41,6 +41,8 @@ impl PartitionCore {
         jobs: &[JobId],
         revival: Revival,
     ) -> Result<Vec<Revived>> {
+        // Only so that they are known.
+        self.unpack(self.unpack_call(jobs.iter().map(|id| (queue, id)))).await?;
         let (mut revived, mut in_vain) = (Vec::with_capacity(jobs.len()), 0);
         for id in jobs {
             let reach = (REACH / (1 + in_vain)).max(LEAST_REACH);

@@ -85,7 +85,9 @@ impl PartitionCore {
         let mut of_timers = redis::pipe();
         of_timers.cmd("ZCARD").arg(&self.keys.timer_set);
         of_timers.cmd("ZRANGE").arg(&self.keys.timer_set).arg(0).arg(0).arg("WITHSCORES");
-        let (timers, first): (u64, Vec<Value>) = self.query_all(&of_timers).await?;
+        of_timers.cmd("ZRANGE").arg(&self.keys.buckets).arg(0).arg(0).arg("WITHSCORES");
+        let (timers, first, first_packed): (u64, Vec<Value>, Vec<Value>) = self.query_all(&of_timers).await?;
+        let packed = self.packed_jobs("").await?;
         let mut sizes = Vec::with_capacity(queues.len());
         for chunk in queues.chunks(CHUNK) {
             self.trim_dead(chunk).await?;
@@ -114,9 +116,10 @@ impl PartitionCore {
                 head: head.as_deref().map(xxh3_64),
             }));
         }
-        let overdue = first_due(&first).and_then(|due| self.now_micros().checked_sub(due));
+        let due = first_due(&first).into_iter().chain(first_due(&first_packed)).min();
+        let overdue = due.and_then(|due| self.now_micros().checked_sub(due));
         let overdue = overdue.filter(|late| *late > 0).map(Duration::from_micros);
-        Ok(Stats { timers, overdue, queues: sizes, gauges: Vec::new() })
+        Ok(Stats { timers: timers + packed, overdue, queues: sizes, gauges: Vec::new() })
     }
 
     /// Runs commands on lists. A key of another type counts as an empty list.

@@ -23,7 +23,7 @@ use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::open::Connection;
 use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::in_time::patient;
-use crate::engine::redis::layout::value;
+use crate::engine::redis::layout::{packed, value};
 use crate::engine::redis::link::{Lane, Link, PUBLISHERS};
 use crate::engine::redis::reply::{id_taken, wrong_type};
 use crate::engine::redis::timer_counts::Timers;
@@ -43,6 +43,12 @@ pub const LATEST: Millis = ((1 << 53) - (1 << 30)) / 1000;
 
 pub fn is_plain(publication: &Publication) -> bool {
     publication.once.is_none() && publication.jobs.iter().all(|job| job.key.is_none() && job.at.is_none())
+}
+
+/// Whether the values are too large for one script call, and are staged.
+fn is_large(calls: &[Publication]) -> bool {
+    let alone = matches!(calls, [call] if call.jobs.len() == 1);
+    !alone && jobs_of(calls).map(bytes_of).sum::<usize>() > MAX_VALUES
 }
 
 /// Returns the jobs, with their tries, of the calls that can be undone. Excludes calls with a key or an idempotency
@@ -201,6 +207,7 @@ impl PartitionCore {
         // A call with too many bytes for one script call is alone in its batch. Its values are stored once, even if the
         // call is then sent to another node.
         let mut staged = None;
+        self.unpack_named(calls).await?;
         loop {
             let answered: Outcome<Answered> = ask!(self.attempts_if(waits, lane), |link| {
                 self.publish_through(&link, (lane, waits), &mut arrived, calls, &mut staged)
@@ -221,6 +228,17 @@ impl PartitionCore {
                 }
             }
         }
+    }
+
+    /// Unpacks packed jobs that a publish replaces, and jobs whose ids it repeats, unless lua/publish.lua looks for them.
+    async fn unpack_named(&self, calls: &[Publication]) -> Result<()> {
+        let repeated = |call: &Publication| !is_plain(call) || is_large(calls);
+        for call in calls {
+            let new = call.jobs.iter().filter(|_| repeated(call)).map(|of| (&of.job.queue, &of.job.id));
+            let old = call.replaces.iter().map(|old| (&old.queue, &old.id));
+            self.unpack(self.unpack_call(new.chain(old))).await?;
+        }
+        Ok(())
     }
 
     /// Makes one attempt, through this node. `staged`: whether the values were stored before, once that is known.
@@ -296,8 +314,12 @@ impl PartitionCore {
             return;
         }
         let call = self.forget(jobs.iter().map(|(job, tries)| (job, Some(*tries))));
+        let unpacked = self.unpack(self.unpack_call(jobs.iter().map(|(job, _)| (&job.queue, &job.id)))).await;
         // Its reply is not counted, and neither were the late replies to the publishes.
-        let taken_back: Outcome<Value> = self.run(Lane::Other, &call).await;
+        let taken_back: Outcome<Value> = match unpacked {
+            Ok(()) => self.run(Lane::Other, &call).await,
+            Err(fault) => Err(fault),
+        };
         if let Err(fault) = taken_back {
             let (pool, count) = (&*self.common.pool, jobs.len());
             tracing::warn!(
@@ -339,7 +361,10 @@ impl PartitionCore {
                 _ if placed.how == How::Duplicate => {}
                 Some(due) if due > now => {
                     self.timer_counts.add(&job.queue, Timers::delayed(1));
-                    self.stored(due);
+                    match packed::may_be_packed(&job.id) {
+                        true => self.stored_packed(due, now),
+                        false => self.stored(due),
+                    }
                 }
                 _ if notified == Some(&job.queue) => {}
                 _ => {
@@ -374,8 +399,7 @@ impl PartitionCore {
         connection: &Connection,
         calls: &[Publication],
     ) -> Outcome<Result<bool>> {
-        let alone = matches!(calls, [call] if call.jobs.len() == 1);
-        if alone || jobs_of(calls).map(bytes_of).sum::<usize>() <= MAX_VALUES {
+        if !is_large(calls) {
             return Ok(Ok(false));
         }
         let redis = &mut connection.redis.clone();

@@ -1,6 +1,7 @@
 //! The calls of the two publish scripts, and their replies. Sends nothing.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use bytes::Bytes;
 use redis::Value;
@@ -12,7 +13,7 @@ use crate::engine::redis::layout::fields::Fields;
 use crate::engine::redis::layout::script_call::ScriptCall;
 use crate::engine::redis::layout::scripts::Script;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
-use crate::engine::redis::layout::{keys, value};
+use crate::engine::redis::layout::{keys, packed, value};
 use crate::engine::redis::reply::{id_taken, over_quota, read};
 use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published};
 use crate::error::{Error, Result};
@@ -21,6 +22,9 @@ use crate::name::Queue;
 
 /// The outcome of a job, and its due time in microseconds.
 pub type Stored = (Placed, Option<Micros>);
+
+/// Time that a packed job lives at least once it is due.
+const AT_LEAST: Duration = Duration::from_secs(1);
 
 /// A script call, and the data needed to read its reply.
 pub struct PublishStep {
@@ -57,7 +61,9 @@ impl PartitionCore {
         let new = self.new_queues(&lists);
         let replaced = || calls.iter().enumerate().filter_map(|(i, call)| Some((i, call.replaces.as_ref()?)));
         let mut cmd = self.begin(&self.scripts.publish, &lists, calls, &new);
-        cmd.arg(lists.len()).arg(list_of.len()).arg(replaced().count()).arg(u8::from(staged));
+        cmd.arg(lists.len()).arg(list_of.len()).arg(replaced().count());
+        let packable = jobs_of(calls).filter(|job| packed::may_be_packed(&job.id)).count();
+        cmd.arg(u8::from(staged) + if packable > 0 { 2 } else { 0 });
         let call_of = calls.iter().enumerate().flat_map(|(i, call)| call.jobs.iter().map(move |_| i));
         let (mut in_order, mut plain) = (InOrder::default(), Vec::with_capacity(list_of.len()));
         for ((job, list), call) in jobs_of(calls).zip(list_of).zip(call_of) {
@@ -82,7 +88,28 @@ impl PartitionCore {
         for queue in &new {
             cmd.arg(queue.namespace.as_str()).arg(queue.name.as_str());
         }
+        if packable > 0 {
+            cmd.key(&self.keys.buckets);
+        }
+        for (job, number) in jobs_of(calls).zip(1..).filter(|(job, _)| packed::may_be_packed(&job.id)) {
+            cmd.arg(number).arg(packed::bucket(&job.queue, &job.id)).arg(&packed::field(&job.id)[..]);
+            cmd.arg(job.tries.get());
+            match !staged && self.packs_job(job)? {
+                true => cmd.arg(job.id.first_due() * 1000),
+                false => cmd.arg(""),
+            };
+        }
+        if packable > 0 {
+            cmd.arg(packable);
+        }
         Ok(PublishStep { call: cmd, new, plain: Some(plain) })
+    }
+
+    /// Whether to pack a job whose id allows it.
+    fn packs_job(&self, job: &NewJob) -> Result<bool> {
+        let lives = job.ttl.is_none_or(|ttl| ttl >= job.delay + AT_LEAST);
+        let fits = || Ok(value::encode(&job.id, &job.body, &job.attributes)?.len() <= packed::MAX_VALUE);
+        if self.packs(job.delay) && lives && job.body.len() <= packed::MAX_VALUE { fits() } else { Ok(false) }
     }
 
     /// Returns the call of lua/publish_with.lua.

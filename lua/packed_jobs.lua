@@ -1,0 +1,59 @@
+-- Follows lua/packed.lua in scripts that read or unpack packed jobs.
+
+-- Returns the tries of a packed job, its due time in us, and the end of its ttl in ms (nil = never). Nothing for what is
+-- no packed job.
+local function read_packed(field, value)
+  if #field ~= 13 or #value < 12 then return end
+  local tries, later, rest = struct.unpack(PACKED_HEAD, value)
+  local high, low = struct.unpack('>I2I4', field)
+  local delay = struct.unpack('<I4', field, 10)
+  local due = ((high % 32768 * 4294967296 + low) + delay * 1000) * 1000 + later
+  return tries, due, rest > 0 and math.floor(due / 1000) + rest or nil
+end
+
+-- Reads `most` buckets in order of score: from the score `from` ('' = the first) on, except for the first `skip` of them.
+-- Returns names and scores, where to continue ('' = there are no more), and how many to skip there.
+local function read_buckets(buckets, from, skip, most)
+  local lowest = from == '' and '-inf' or from
+  local found = call('ZRANGEBYSCORE', buckets, lowest, '+inf', 'WITHSCORES', 'LIMIT', skip, most)
+  if #found < 2 * most then return found, '', 0 end
+  local last, same = found[#found], 0
+  for i = #found, 2, -2 do
+    if found[i] ~= last then break end
+    same = same + 1
+  end
+  return found, last, last == from and same + skip or same
+end
+
+-- Stores jobs that were taken out of a bucket as strings and timers. `jobs` are pairs of a field and a value. A job
+-- whose ttl has ended is dropped.
+local function unpack_jobs(timer_set, bucket, jobs)
+  local DIGITS, timers = '0123456789ABCDEFGHJKMNPQRSTVWXYZ', {}
+  local function digits(number, count)
+    local text = {}
+    for i = count, 1, -1 do
+      local digit = number % 32
+      text[i], number = string.sub(DIGITS, digit + 1, digit + 1), (number - digit) / 32
+    end
+    return table.concat(text)
+  end
+  local namespace, queue, three = string.match(bucket, '^([^/]*)/([^/]*)/%x+%-(%x+)$')
+  if not namespace then return end
+  local prefix = struct.pack('<H', #namespace) .. namespace .. struct.pack('<H', #queue) .. queue
+  local jobs_base, moment = job_base .. namespace .. '/' .. queue .. '/', math.floor(now / 1000)
+  for i = 1, #jobs, 2 do
+    local field, value = jobs[i], jobs[i + 1]
+    local tries, due, ends = read_packed(field, value)
+    if tries and (not ends or ends > moment) then
+      local high, low, named, first, rest = struct.unpack('>I2I4I2BI4', field)
+      local id = (high >= 32768 and '1' or '') .. digits(high % 32768 * 4294967296 + low, 10)
+        .. digits(tonumber(three, 16) * 65536 + named, 8) .. digits(first * 4294967296 + rest, 8)
+      value = string.sub(value, 13)
+      if ends then call('SET', jobs_base .. id, value, 'PX', string.format('%.0f', ends - moment))
+      else call('SET', jobs_base .. id, value) end
+      timers[#timers + 1] = score(due)
+      timers[#timers + 1] = prefix .. struct.pack('<HH', tries, #id) .. id
+    end
+  end
+  if #timers > 0 then call('ZADD', timer_set, unpack(timers)) end
+end
