@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 
 use dormouse::engine::delays::{DelayCount, DelayedOf};
 use dormouse::engine::redis::{RedisEngine, RedisOptions};
-use dormouse::engine::{By, Detail, Engine, JobList, Publication, Quota, Quotas};
+use dormouse::engine::{By, Detail, Engine, Estimated, JobList, Publication, Quota, Quotas};
 use dormouse::job::{Attributes, JobId, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{Namespace, PoolName, Queue};
 use redis::{Commands, Connection};
 
 use crate::common::{BOUND, TTR, consume, engine, queue};
+use crate::support::engine_ext::EngineExt;
 use crate::support::redis_server::RedisServer;
+use crate::support::wait::until;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -287,4 +289,33 @@ async fn quotas_count_packed_jobs() {
     let used: i64 = conn.hget("dormouse/used", "shop/jobs").expect("usage");
     assert_eq!(used, 4, "an ack credits it");
     engine.publish(vec![delayed(&engine, &q, HOUR, "fits")].into()).await.expect("there is room");
+}
+
+/// Guards against numbers of delayed jobs that lack packed ones, or count an unpacked one twice.
+#[tokio::test]
+async fn packed_jobs_are_counted_as_delayed() {
+    let server = RedisServer::start();
+    let engine = packing(&server, Duration::from_secs(600)).await;
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    let ids = put(&engine, &q, 200, HOUR).await;
+    let delayed = async |engine: &RedisEngine, expected: u64| {
+        until(&format!("{expected} delayed jobs are counted"), async || {
+            let page = engine.list_queues(&q.namespace, None, 10).await.expect("list_queues");
+            let seen = page.queues.first().map(|view| (view.delayed, view.running, view.estimated));
+            println!("delayed, running, estimated: {seen:?}");
+            seen == Some((Some(expected), Some(0), Estimated::default()))
+        })
+        .await;
+    };
+    delayed(&engine, 200).await;
+    let id = JobId::parse(ids.first().expect("200 ids")).expect("an id");
+    engine.ack_job(JobRef { queue: q.clone(), id }).await.expect("acked");
+    delayed(&engine, 199).await;
+    engine.close().await;
+    // A recount finds them without any number recorded.
+    let _: u64 = conn.del("dormouse/timers").expect("DEL");
+    let engine = packing(&server, Duration::from_secs(600)).await;
+    delayed(&engine, 199).await;
+    assert_eq!(packed(conn), 199, "the recount unpacked jobs");
+    engine.close().await;
 }

@@ -136,7 +136,8 @@ impl PartitionCore {
             names.iter().for_each(|(name, _)| _ = lens.cmd("HLEN").arg(self.keys.bucket(name)));
             let lens: Vec<u64> = if names.is_empty() { Vec::new() } else { self.sizes(&lens).await? };
             for ((name, _), jobs) in names.iter().zip(lens) {
-                let group = name.rsplit_once('/').and_then(|(group, _)| keys::queue_of_group(group.as_bytes()));
+                let group =
+                    name.rsplit_once('/').and_then(|(group, _)| keys::queue_of_group(group.as_bytes()));
                 group.into_iter().for_each(|queue| found(queue, jobs));
             }
             place = next;
