@@ -1,6 +1,7 @@
-//! A pool on a Redis Cluster of three masters with a replica each, compared with one Redis in lmstfy's layout: memory
-//! per job, waiting times, the death of a master, the addition of a fourth, and how far a job of a spread queue
-//! overtakes another. All nodes share this machine. docs/benchmarks.md says how to run it.
+//! A pool on a Redis Cluster of three masters with a replica each, compared with one Redis: memory per job, waiting
+//! times, the death of a master, the addition of a fourth, how far a job of a spread queue overtakes another, faults, and
+//! servers that move a pool from a directory to a Redis, to a cluster, and back. All nodes share this machine.
+//! docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -64,7 +65,7 @@ fn main() -> ExitCode {
                 .long_section(&format!("faults, WaitReplicas = {wait}"), 3 * LONG, faults(bench, wait))
                 .await;
         }
-        bench.long_section("fleet: from lmstfy's layout to a cluster and back", LONG, fleet(bench)).await;
+        bench.long_section("fleet: from disk to a Redis, to a cluster, and back", LONG, fleet(bench)).await;
     })
 }
 
@@ -106,9 +107,12 @@ async fn memory(bench: &Bench, store: Store) -> Outcome {
         (|n| (format!("q{}", n % 1000), |n| 120 + scattered(n) % DAY), |n| (format!("q{}", n % 1000), |_| 0))
     };
     for (name, jobs, batch, bound) in
-        [("delayed over 24 h", million, delayed, 140.0), ("ready", million, ready, 220.0)]
+        [("delayed over 24 h", million, delayed, 150.0), ("ready", million, ready, 300.0)]
     {
-        let setup = Setup::one(store).await?;
+        let setup = match store {
+            Store::Redis => Setup::one_redis(&[], 0, "PackAfter = 600").await?,
+            _ => Setup::one(store).await?,
+        };
         let (before, began) = (used(&setup)?, Instant::now());
         let each: Vec<(f64, Duration)> = setup
             .masters()
@@ -498,7 +502,7 @@ async fn overtake(bench: &Bench) -> Outcome {
 /// without a 201 for a spread queue, one with its home at the fault, and one elsewhere.
 async fn faults(bench: &Bench, wait: u16) -> Outcome {
     bench.note(format_args!(
-        "| fault | jobs | lost | again after the ack | without a 201: spread | gathered there | elsewhere |"
+        "| fault | jobs | lost | again after the ack | without a 201: spread | home there | elsewhere |"
     ));
     for fault in Fault::ALL {
         let mut runs = Vec::new();
@@ -536,10 +540,16 @@ async fn fault_once(fault: Fault, wait: u16) -> Outcome<Vec<Came>> {
     }
     let addrs: Vec<String> =
         parted.cluster.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
-    let pool = format!(
-        "[Pool.default]\nCluster = [{}]\nWaitReplicas = {wait}\nSpread = [\"bench/spread\"]\n",
-        addrs.join(", ")
-    );
+    let pool = |spread: &str| {
+        let addrs = addrs.join(", ");
+        format!("[Pool.default]\nCluster = [{addrs}]\nWaitReplicas = {wait}\nSpread = [{spread}]\n")
+    };
+    let (spread, not) = (pool("\"bench/spread\""), pool(""));
+    let (pool, next) = match fault {
+        Fault::SpreadBegins => (not, spread),
+        Fault::SpreadEnds => (spread, not),
+        _ => (spread.clone(), spread),
+    };
     let mut servers = vec![Server::start(&pool, &[]).await?, Server::start(&pool, &[]).await?];
     let (mut there, mut elsewhere) = (None, None);
     let mut admin = servers[0].admin.connect().await?;
@@ -570,34 +580,50 @@ async fn fault_once(fault: Fault, wait: u16) -> Outcome<Vec<Came>> {
         servers.push(Server::start(&pool, &[]).await?);
         load.go_to(targets(&servers));
     }
+    let restarts = matches!(fault, Fault::SpreadBegins | Fault::SpreadEnds);
+    if restarts {
+        replace_first(&mut servers, &next, &load).await?;
+    }
     fault.act(&mut parted, slot);
+    if restarts {
+        replace_first(&mut servers, &next, &load).await?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
     Ok(load.end()?.0)
 }
 
-/// Waits until no node has keys that match these patterns.
-async fn run_dry(nodes: &[RedisServer], patterns: [&str; 2]) -> Outcome {
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(60) {
-        let mut left = 0;
-        for node in nodes {
-            for pattern in patterns {
-                let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut node.connection())?;
-                left += keys.len();
-            }
-        }
-        if left == 0 {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
-    Err("the old store does not run dry".into())
+/// Replaces the first server by a new one, as behind a load balancer: it gets no more requests before it is stopped.
+async fn replace_first(servers: &mut Vec<Server>, pool: &str, load: &Known) -> Outcome {
+    servers.push(Server::start(pool, &[]).await?);
+    let old = servers.remove(0);
+    load.go_to(servers.iter().map(|server| server.api.clone()).collect());
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    Ok(tokio::task::spawn_blocking(move || old.stop()).await?)
 }
 
-/// Migrates two servers under load from a Redis in lmstfy's layout to a cluster and back. Each round of
-/// docs/upgrade-from-lmstfy.md restarts one server after the other.
+/// Waits until these Redises have no ready, delayed or running jobs.
+async fn run_dry(nodes: &[RedisServer]) -> Outcome {
+    let (began, mut left) = (Instant::now(), vec![String::new()]);
+    while !left.is_empty() && began.elapsed() < Duration::from_secs(60) {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        left.clear();
+        for (node, pattern) in nodes.iter().flat_map(|node| ["*q/*", "*timer_set"].map(|of| (node, of))) {
+            left.extend(redis::cmd("KEYS").arg(pattern).query::<Vec<String>>(&mut node.connection())?);
+        }
+        // Names of queues stay.
+        left.retain(|key| !key.contains("dormouse/"));
+    }
+    if left.is_empty() { Ok(()) } else { Err(format!("the old store still has {left:?}").into()) }
+}
+
+/// Moves a pool under load from a directory to a Redis, to a cluster, and back. Between Redis and cluster two servers
+/// are replaced one after the other in each round of docs/upgrade-from-lmstfy.md; a directory has one server, which is
+/// stopped and started.
 async fn fleet(bench: &Bench) -> Outcome {
     let (tokens, one, six) = (RedisServer::start(), RedisServer::start(), RedisCluster::start());
+    let dir = tempfile::TempDir::new()?;
     let addrs: Vec<String> = six.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
+    let disk = format!("Path = \"{}\"\n", dir.path().join("jobs").display());
     let redis = format!("Addr = \"{}\"\n", one.addr());
     // The prefix is the same under every name of the pool.
     let cluster =
@@ -606,36 +632,35 @@ async fn fleet(bench: &Bench) -> Outcome {
     let alone = |of: &str| format!("{tokens}[Pool.default]\n{of}");
     let moves =
         |of: &str, to: &str| format!("{tokens}[Pool.default]\n{of}MigrateTo = \"next\"\n[Pool.next]\n{to}");
-    let rounds = [
-        moves(&cluster, &redis),
-        moves(&redis, &cluster),
-        alone(&cluster),
-        moves(&redis, &cluster),
-        moves(&cluster, &redis),
-        alone(&redis),
-    ];
-    let first = alone(&redis);
-    let mut servers = vec![Server::start(&first, &[]).await?, Server::start(&first, &[]).await?];
-    let targets = |servers: &[Server]| servers.iter().map(|server| server.api.clone()).collect::<Vec<_>>();
-    let load = Known::start(targets(&servers), &["spread", "gathered", "other"]);
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    for (n, round) in rounds.into_iter().enumerate() {
-        // The third round of a move begins when the old store has no ready jobs and no timers.
-        match n {
-            2 => run_dry(std::slice::from_ref(&one), ["q/*", "timer_set"]).await?,
-            5 => run_dry(&six.servers[..3], ["jobs{*}r*", "jobs{*}t"]).await?,
-            _ => {}
+    let mut servers = vec![Server::start(&alone(&disk), &[]).await?];
+    let load = Known::start(vec![servers[0].api.clone()], &["spread", "home", "other"]);
+    let pause = bench.seconds(3.0, 1.0);
+    tokio::time::sleep(pause).await;
+
+    restart(&mut servers, &moves(&disk, &redis), &load).await?;
+    // Deliveries without an ack end within four seconds. A job left behind is reported as lost.
+    tokio::time::sleep(bench.seconds(12.0, 6.0)).await;
+    servers.push(Server::start(&alone(&redis), &[]).await?);
+    replace_first(&mut servers, &alone(&redis), &load).await?;
+    let (one, masters) = (std::slice::from_ref(&one), &six.servers[..3]);
+    for (from, to, source) in [(&redis, &cluster, one), (&cluster, &redis, masters)] {
+        for round in [moves(to, from), moves(from, to)] {
+            for _ in 0..2 {
+                replace_first(&mut servers, &round, &load).await?;
+            }
+            tokio::time::sleep(pause).await;
         }
+        run_dry(source).await?;
         for _ in 0..2 {
-            // Like a load balancer: a server gets no more requests before it is stopped.
-            servers.push(Server::start(&round, &[]).await?);
-            let old = servers.remove(0);
-            load.go_to(targets(&servers));
-            tokio::time::sleep(Duration::from_millis(1500)).await;
-            tokio::task::spawn_blocking(move || old.stop()).await?;
+            replace_first(&mut servers, &alone(to), &load).await?;
         }
-        tokio::time::sleep(bench.seconds(3.0, 1.0)).await;
+        tokio::time::sleep(pause).await;
     }
+    restart(&mut servers, &moves(&redis, &disk), &load).await?;
+    run_dry(one).await?;
+    restart(&mut servers, &alone(&disk), &load).await?;
+    tokio::time::sleep(pause).await;
+
     let (came, requests) = load.end()?;
     let published: usize = came.iter().map(|of| of.published).sum();
     bench.note(format_args!("{requests}"));
@@ -643,5 +668,14 @@ async fn fleet(bench: &Bench) -> Outcome {
     bench.none("handed out again after the ack", came.iter().map(|of| of.again).sum(), published);
     let longest = came.iter().map(|of| of.without).fold(0.0, f64::max);
     bench.figure("longest time without a 201", longest, "s");
+    Ok(())
+}
+
+/// Stops all servers, and starts one, which may have a directory.
+async fn restart(servers: &mut Vec<Server>, pool: &str, load: &Known) -> Outcome {
+    let old = std::mem::take(servers);
+    tokio::task::spawn_blocking(move || old.into_iter().for_each(Server::stop)).await?;
+    servers.push(Server::start(pool, &[]).await?);
+    load.go_to(vec![servers[0].api.clone()]);
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::redis_cluster_bus::PartedCluster;
 /// Duration of a fault.
 const LASTS: Duration = Duration::from_secs(8);
 
-/// A fault of the first master, except for the last two, which are of its replica and of a server.
+/// A fault of the first master, except for `ReplicaHung`, of its replica, and `ServerKilled`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Killed,
@@ -18,10 +18,14 @@ pub enum Fault {
     KilledInAMove,
     ReplicaHung,
     ServerKilled,
+    /// The servers are restarted with a configuration that begins or ends spreading a queue, one before and one after the
+    /// death of a master.
+    SpreadBegins,
+    SpreadEnds,
 }
 
 impl Fault {
-    pub const ALL: [Fault; 7] = [
+    pub const ALL: [Fault; 9] = [
         Fault::Killed,
         Fault::Hung,
         Fault::ByHand,
@@ -29,6 +33,8 @@ impl Fault {
         Fault::KilledInAMove,
         Fault::ReplicaHung,
         Fault::ServerKilled,
+        Fault::SpreadBegins,
+        Fault::SpreadEnds,
     ];
 
     pub fn name(self) -> &'static str {
@@ -40,6 +46,8 @@ impl Fault {
             Fault::KilledInAMove => "a master is killed while it gives a slot away; `fix` 5 s later",
             Fault::ReplicaHung => "a replica hangs for 8 s",
             Fault::ServerKilled => "a server is killed",
+            Fault::SpreadBegins => "a master is killed between two restarts that begin to spread",
+            Fault::SpreadEnds => "a master is killed between two restarts that end spreading",
         }
     }
 
@@ -49,7 +57,7 @@ impl Fault {
         let (_, id) = cluster.master_of(slot);
         let replica = cluster.replica_of(&id);
         match self {
-            Fault::Killed => {
+            Fault::Killed | Fault::SpreadBegins | Fault::SpreadEnds => {
                 cluster.servers[0].kill();
                 sleep(LASTS);
                 assert!(cluster.servers[0].launch(), "it comes back");

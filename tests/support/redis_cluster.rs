@@ -55,8 +55,12 @@ impl RedisCluster {
         let timeout = NODE_TIMEOUT.to_string();
         let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", &timeout];
         let quick = ["--repl-diskless-sync-delay", "0", "--cluster-require-full-coverage", "no"];
+        let packs = ["--hash-max-listpack-value", "1100"];
         let more = more.iter().flat_map(|args| args.iter().copied());
-        RedisServer::start_with(None, &args.into_iter().chain(quick).chain(more).collect::<Vec<_>>())
+        RedisServer::start_with(
+            None,
+            &args.into_iter().chain(quick).chain(packs).chain(more).collect::<Vec<_>>(),
+        )
     }
 
     /// Returns the address of the cluster: its first three nodes.
