@@ -176,7 +176,9 @@ async fn open_redis(
     name: &PoolName,
     pool: &PoolConfig,
 ) -> crate::error::Result<OpenedRedis> {
-    let redis = RedisEngine::connect_with(address, name, &redis_options(name.as_str(), pool)).await?;
+    let options = redis_options(name.as_str(), pool);
+    // The compiler limits how deeply futures nest without a box.
+    let redis = Box::pin(RedisEngine::connect_with(address, name, &options)).await?;
     log_redis(name, pool, redis.version());
     let failed = StoreEnd::WithServer(Box::pin(redis.failed()));
     let nodes = redis.nodes();

@@ -48,7 +48,7 @@ async fn put(engine: &RedisEngine, queue: &Queue, count: u32, from: Duration) ->
     for first in (0..count).step_by(50) {
         let job = |n: u32| {
             let delay = from + Duration::from_millis(u64::from(n % 7));
-            let id = engine.make_id(&ids, queue, delay, n % 2 == 0);
+            let id = engine.make_id(&ids, queue, delay, n.is_multiple_of(2));
             with_id(id, queue, delay, &format!("job {n}"))
         };
         let jobs: Vec<NewJob> = (first..count.min(first + 50)).map(job).collect();

@@ -101,7 +101,7 @@ pub async fn open_one(
         return Err(Error::refused(OF_EARLIER_VERSION));
     }
     if !options.pack_after.is_zero() {
-        Box::pin(check_listpacks(&mut opened.first, &link.common.pool)).await?;
+        check_listpacks(&mut opened.first, &link.common.pool).await?;
     }
     let guards = opened.keep();
     link.tasks.spawn_essential("the watch on ready lists", watch::run(link.clone()));
@@ -121,7 +121,7 @@ pub async fn open_cluster(
 ) -> Result<OpenedPlace> {
     let common = Common::new(name, options.wait_replicas, Failure::default());
     let checks = (OLDEST_IN_CLUSTER, !options.pack_after.is_zero());
-    if let Some(version) = Box::pin(check_nodes(&address, &common.pool, checks)).await? {
+    if let Some(version) = check_nodes(&address, &common.pool, checks).await? {
         let _ = common.version.set(version); // asked once
     }
     let opened = cluster::open(address, common.clone(), partitions.slots(), Arc::new(lists)).await?;

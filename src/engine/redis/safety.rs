@@ -81,7 +81,7 @@ pub async fn check_nodes(
         version = version.or(usable(connection, oldest, true).await?);
         let full = setting(connection, "cluster-require-full-coverage").await?;
         if packs {
-            Box::pin(check_listpacks(connection, pool)).await?;
+            check_listpacks(connection, pool).await?;
         }
         stops_as_a_whole |= full.as_deref() == Some("yes");
     }
