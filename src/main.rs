@@ -14,7 +14,7 @@ use dormouse::process::files;
 use dormouse::process::log;
 use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::process::version::Build;
-use dormouse::server::{self, Options, ServerError, Signal};
+use dormouse::server::{self, Options, RepairTo, ServerError, Signal};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -138,9 +138,12 @@ enum Command {
     },
     /// Report damage in the directory of a disk pool; no server may have it open
     Repair {
-        /// Move damaged files aside, which loses the jobs in them, so that the rest opens. Copy the directory first
+        /// Write everything undamaged to a fresh directory that replaces this one, which stays as DIR.damaged-N
         #[arg(long)]
         accept_loss: bool,
+        /// Write it to this new directory instead, and replace nothing
+        #[arg(long, value_name = "NEW", requires = "accept_loss")]
+        into: Option<PathBuf>,
         /// The pool's `Path`
         dir: PathBuf,
     },
@@ -232,7 +235,10 @@ fn main() -> ExitCode {
             return cli::print(&String::from_utf8_lossy(&text));
         }
         Some(Command::Health) => return cli::health(),
-        Some(Command::Repair { accept_loss, dir }) => return repair(&dir, accept_loss),
+        Some(Command::Repair { accept_loss, into, dir }) => {
+            let place = into.as_deref().map_or(RepairTo::Beside, RepairTo::Into);
+            return repair(&dir, accept_loss.then_some(place));
+        }
         Some(Command::Check { config, stores }) => return check(config, stores),
         None => {}
     }
@@ -346,10 +352,10 @@ fn check(file: Option<PathBuf>, stores: bool) -> ExitCode {
     if failed { ExitCode::FAILURE } else { printed }
 }
 
-/// Returns exit code 0 if the directory opens, 1 if it does not.
-fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
+/// Returns exit code 0 if the directory opens, or the one written; 1 if it does not.
+fn repair(dir: &Path, place: Option<RepairTo<'_>>) -> ExitCode {
     files::keep_private();
-    match server::repair(dir, accept_loss) {
+    match server::repair(dir, place) {
         Ok(report) => {
             let printed = cli::print(&report.to_string());
             if report.opens() { printed } else { ExitCode::FAILURE }

@@ -11,7 +11,7 @@ mod prepare;
 mod state;
 mod stores;
 
-pub use crate::engine::disk::repair;
+pub use crate::engine::disk::{RepairTo, repair};
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

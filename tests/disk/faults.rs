@@ -2,7 +2,7 @@
 //! loaded before the C library (tests/support/faults.c, compiled when a test needs it) or by a small disk of its own;
 //! each runs in a process of its own. Tests whose fault cannot be made on this machine say so and end well.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use crate::support::faults::{EIO, HANGS, fail, heal, shim};
-use dormouse::engine::disk::{DiskEngine, DiskOptions, OpenError, RawStore, Sync, repair};
+use dormouse::engine::disk::{DiskEngine, DiskOptions, OpenError, RawStore, RepairTo, Sync, repair};
 use dormouse::engine::{
     Engine, Held, How, OnConflict, Placing, Publication, Published, Release, Revival, Tries,
 };
@@ -41,6 +41,23 @@ fn with_faults(child: &str) {
     command.args(["--exact", &format!("faults::{child}"), "--nocapture"]);
     command.env("LD_PRELOAD", library).env("FAULTS", dir.path().join("faults")).env(DIR, dir.path());
     ends_well(command, child);
+}
+
+/// Runs the test `child` of this program where it may mount, after `mounts`, a script with a directory of its own.
+fn in_mounts(child: &str, mounts: &str) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let in_namespace = |script: &str| {
+        let mut command = Command::new("unshare");
+        let me = std::env::current_exe().expect("a test knows its own path");
+        command.args(["-rm", "sh", "-c", script]).arg(me).arg(dir.path()).env(DIR, dir.path());
+        command
+    };
+    let can = in_namespace(r#"mount -t tmpfs -o size=1m none "$1""#).output();
+    if !can.is_ok_and(|can| can.status.success()) {
+        return eprintln!("skipped: this user may not mount a disk");
+    }
+    let script = format!(r#"{mounts} || exit 77; exec "$0" --exact faults::{child} --nocapture"#);
+    ends_well(in_namespace(&script), child);
 }
 
 fn ends_well(mut command: Command, child: &str) {
@@ -257,19 +274,7 @@ async fn child_small_disk() {
 
 #[test]
 fn a_full_disk_can_be_drained_and_takes_publishes_again() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let script = r#"mount -t tmpfs -o size=192m none "$1" || exit 77; exec "$0" --exact faults::child_small_disk --nocapture"#;
-    let in_namespace = |script: &str| {
-        let mut command = Command::new("unshare");
-        let me = std::env::current_exe().expect("a test knows its own path");
-        command.args(["-rm", "sh", "-c", script]).arg(me).arg(dir.path()).env(DIR, dir.path());
-        command
-    };
-    let can = in_namespace(r#"mount -t tmpfs -o size=1m none "$1""#).output();
-    if !can.is_ok_and(|can| can.status.success()) {
-        return eprintln!("skipped: this user may not mount a disk");
-    }
-    ends_well(in_namespace(script), "child_small_disk");
+    in_mounts("child_small_disk", r#"mount -t tmpfs -o size=192m none "$1""#);
 }
 
 #[tokio::test]
@@ -295,7 +300,7 @@ async fn child_bad_sector() {
     publish(&engine, &q, JOBS..JOBS + 10, LEN).await;
     engine.close().await;
 
-    let told = repair(&path, false).expect("it can be judged");
+    let told = repair(&path, None).expect("it can be judged");
     for n in &bad {
         let named = format!("job {} of {q} is in quarantine: ", id(*n));
         assert!(told.notes.iter().any(|note| note.starts_with(&named)), "a repair lists them, too: {told}");
@@ -422,7 +427,7 @@ async fn child_bad_sector_at_the_start() {
         fail(&dir, "pread", EIO, path.join(part).to_str().expect("a path of this test"), offset);
         let refused = DiskEngine::open(disk_options(&path)).map(drop);
         assert!(matches!(refused, Err(OpenError::Damaged(..))), "{part}: it is refused: {refused:?}");
-        let told = repair(&path, false).expect("it can be judged").damage.concat();
+        let told = repair(&path, None).expect("it can be judged").damage.concat();
         heal(&dir);
         told
     };
@@ -434,8 +439,8 @@ async fn child_bad_sector_at_the_start() {
     let offset = Some(40_000);
     assert!(damage_of("log/0", offset).contains("cannot be read"), "a part of the log");
     fail(&dir, "pread", EIO, "pool/log/0", offset);
-    let told = repair(&path, true).expect("it can be repaired");
-    assert!(told.accepted, "{told}");
+    let told = repair(&path, Some(RepairTo::Beside)).expect("it can be repaired");
+    assert!(told.written.is_some(), "{told}");
     let engine = DiskEngine::open(disk_options(&path)).expect("it was repaired");
     let gone = 100 - drain(&engine, &q, 1000).await.len();
     assert!(gone < 20, "{gone} of 100 jobs are lost for one sector");
@@ -481,27 +486,95 @@ fn a_start_writes_and_syncs_what_it_relies_on() {
     with_faults("child_syncs_at_the_start");
 }
 
-/// A repair opens the trees too, and lsm-tree deletes the older lists of tables then: not before the newest one lasts.
+/// A full disk during a repair, which needs space for everything intact.
 #[tokio::test]
-async fn child_syncs_of_a_repair() {
+async fn child_full_during_a_repair() {
     let Some(dir) = child() else { return };
-    let path = dir.join("pool");
+    let (q, path) = (queue("q"), dir.join("pool"));
     let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
-    publish(&engine, &queue("q"), 0..10, 100).await;
+    publish(&engine, &q, 0..10, 100).await;
     engine.close().await;
-    let older = path.join("trees/ready/v4711");
-    std::fs::write(&older, "what a power cut would bring back").expect("written");
-    fail(&dir, "sync", EIO, "pool/trees/ready", None);
-    let repaired = repair(&path, false);
-    assert!(matches!(repaired, Err(OpenError::Io(..))), "the disk has failed: {repaired:?}");
-    assert!(older.exists(), "nothing was deleted before the sync");
-    heal(&dir);
-    assert!(repair(&path, false).expect("it can be judged").opens(), "nothing is damaged");
+    std::fs::remove_file(path.join("trees/jobs/current")).expect("it is there");
+    let list = || {
+        let names = std::fs::read_dir(&dir).expect("listed").flatten().map(|entry| entry.file_name());
+        names.filter(|name| name != "faults").collect::<Vec<_>>()
+    };
+    let before = (list(), files_of(&path));
+    for part in [
+        "pool.repairing/trees/jobs",
+        "pool.repairing/log/0",
+        "pool.repairing/log/manifest",
+        "pool.repairing/dormouse",
+    ] {
+        fail(&dir, "write", ENOSPC, part, None);
+        let full = repair(&path, Some(RepairTo::Beside)).map(drop).expect_err("the disk is full").to_string();
+        heal(&dir);
+        let says = full.contains("is unchanged") && full.contains("No space left on device");
+        assert!(says, "{part}: it says: {full}");
+        assert!((list(), files_of(&path)) == before, "{part}: everything is as it was, not {:?}", list());
+    }
+    let told = repair(&path, Some(RepairTo::Beside)).expect("it can be repaired");
+    assert!(told.opens(), "{told}");
+    let engine = DiskEngine::open(disk_options(&path)).expect("it was repaired");
+    assert_eq!(drain(&engine, &q, 100).await.len(), 10, "all jobs are in the log");
+    engine.close().await;
+}
+
+/// Returns every file below a directory with its bytes.
+fn files_of(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(dir).expect("listed").flatten() {
+        match entry.path().is_dir() {
+            true => found.extend(files_of(&entry.path())),
+            false => drop(found.insert(entry.path(), std::fs::read(entry.path()).expect("read"))),
+        }
+    }
+    found
 }
 
 #[test]
-fn a_repair_syncs_the_lists_of_tables_before_older_ones_go() {
-    with_faults("child_syncs_of_a_repair");
+fn a_repair_on_a_full_disk_leaves_everything_as_it_was() {
+    with_faults("child_full_during_a_repair");
+}
+
+/// A directory that cannot be replaced: a mount point, and one on a disk that has turned read-only.
+#[tokio::test]
+async fn child_not_replaceable() {
+    let Some(dir) = child() else { return };
+    let (q, path) = (queue("q"), dir.join("disk"));
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
+    publish(&engine, &q, 0..10, 100).await;
+    engine.close().await;
+    std::fs::remove_file(path.join("trees/jobs/current")).expect("it is there");
+    let refused = |path: &Path, says: &str| {
+        let refused = repair(path, Some(RepairTo::Beside)).map(drop).expect_err(says).to_string();
+        assert!(refused.contains(says) && refused.contains("--into"), "expected {says}: {refused}");
+    };
+    refused(&path, "it is a mount point");
+    let copied = Command::new("cp").arg("-a").arg(&path).arg(dir.join("ro/pool")).status();
+    assert!(copied.is_ok_and(|status| status.success()), "copied");
+    let bound = Command::new("mount").args(["-o", "remount,ro"]).arg(dir.join("ro")).status();
+    assert!(bound.is_ok_and(|status| status.success()), "remounted");
+    refused(&dir.join("ro/pool"), "Read-only file system");
+    for (from, to) in [(path, "one"), (dir.join("ro/pool"), "two")] {
+        let to = dir.join(to);
+        let told = repair(&from, Some(RepairTo::Into(&to))).expect("it can be repaired");
+        assert!(told.opens() && told.to_string().contains("the undamaged part opens now: /"), "{told}");
+        assert!(!repair(&from, None).expect("it can be judged").opens(), "the damaged one is unchanged");
+        let engine = DiskEngine::open(disk_options(&to)).expect("it was repaired");
+        assert_eq!(drain(&engine, &q, 100).await.len(), 10, "all jobs are in the log");
+        engine.close().await;
+        let again = repair(&from, Some(RepairTo::Into(&to))).map(drop).expect_err("it exists").to_string();
+        assert!(again.contains("File exists"), "a directory is never overwritten: {again}");
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_replaced_is_repaired_elsewhere() {
+    in_mounts(
+        "child_not_replaceable",
+        r#"mkdir "$1/disk" "$1/ro" && mount -t tmpfs -o size=1g none "$1/disk" && mount -t tmpfs -o size=1g none "$1/ro""#,
+    );
 }
 
 /// Guards against a list that is discarded, with all its jobs' tries, because the machine could open no more files.
@@ -520,7 +593,7 @@ async fn child_too_many_open_files() {
     let table = table_of(&path, "ready");
     let middle = table.metadata().expect("it is there").len() / 3;
     fail(&dir, "pread", EMFILE, table.to_str().expect("UTF-8"), Some(middle));
-    let repaired = repair(&path, true);
+    let repaired = repair(&path, Some(RepairTo::Beside));
     assert!(matches!(repaired, Err(OpenError::Io(..))), "the list is not damaged: {repaired:?}");
     heal(&dir);
     let engine = DiskEngine::open(disk_options(&path)).expect("nothing is damaged");
@@ -657,8 +730,8 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
     let keyspaces = ["ready", "delayed", "dead", "running"];
     for (keyspace, is_logged) in keyspaces.into_iter().flat_map(|of| [(of, false), (of, true)]) {
         let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
-        let open =
-            || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(dir.path(), &clock) });
+        let path = dir.path().join("pool");
+        let open = || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(&path, &clock) });
         let engine = open().expect("a new directory opens");
         let [ready, delayed, dead, running] = ["ready", "delayed", "dead", "running"].map(queue);
         let hour = Duration::from_secs(3600);
@@ -688,18 +761,18 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
             assert_eq!(drain(&engine, &other, 1 << 20).await.len(), 40, "acked");
         }
         engine.close().await;
-        damage(dir.path(), keyspace);
+        damage(&path, keyspace);
         assert!(
             open().is_err() || ["ready", "dead", "delayed"].contains(&keyspace),
             "{keyspace} is read at the start"
         );
-        let told = repair(dir.path(), true).expect("it can be rebuilt");
+        let told = repair(&path, Some(RepairTo::Beside)).expect("it can be rebuilt");
         let said = " jobs missing from all lists were added to one, with one try left";
         let lost = told.notes.iter().find_map(|note| note.strip_suffix(said)?.parse().ok());
         let lost: usize = lost.unwrap_or_else(|| panic!("entries of {keyspace} in one block: {told}"));
         assert_eq!(lost == 0, is_logged, "the log has the contents of the block of {keyspace}: {told}");
         assert!(lost < JOBS as usize / 2, "entries of {keyspace} in one block: {told}");
-        let told = repair(dir.path(), true).expect("nothing is wrong");
+        let told = repair(&path, Some(RepairTo::Beside)).expect("nothing is wrong");
         assert_eq!((told.damage.len(), told.notes.len()), (0, 0), "not twice: {told}");
 
         let engine = open().unwrap_or_else(|e| panic!("{keyspace}: it should open: {e}"));
@@ -792,20 +865,20 @@ async fn a_repair_rebuilds_the_list_of_keys() {
     const JOBS: u64 = 600;
     for keyspace in ["keys", "ready"] {
         let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
-        let open =
-            || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(dir.path(), &clock) });
+        let path = dir.path().join("pool");
+        let open = || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(&path, &clock) });
         let (q, key) = (queue("q"), |n: u64| format!("key-{n}"));
         let engine = open().expect("a new directory opens");
         for n in 0..JOBS {
             engine.publish(publication(&q, n, Some(&key(n)))).await.expect("published");
         }
         engine.close().await;
-        damage(dir.path(), keyspace);
-        let told = repair(dir.path(), false).expect("it can be judged");
+        damage(&path, keyspace);
+        let told = repair(&path, None).expect("it can be judged");
         assert_eq!(told.damage.len(), 1, "the list {keyspace}: {told}");
-        let told = repair(dir.path(), true).expect("it can be repaired");
-        assert!(told.accepted, "the list {keyspace}: {told}");
-        let told = repair(dir.path(), false).expect("it can be judged");
+        let told = repair(&path, Some(RepairTo::Beside)).expect("it can be repaired");
+        assert!(told.written.is_some(), "the list {keyspace}: {told}");
+        let told = repair(&path, None).expect("it can be judged");
         assert_eq!(told.damage, [""; 0], "the list {keyspace} is whole again: {told}");
         let engine = open().unwrap_or_else(|e| panic!("{keyspace}: it should open: {e}"));
         for n in [0, JOBS / 3, JOBS - 1] {

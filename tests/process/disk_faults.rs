@@ -1,5 +1,8 @@
 //! A server whose disk is full, fails or hangs. tests/disk/faults.rs tests the store itself.
 
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::support::client::{request, send};
@@ -123,4 +126,79 @@ async fn a_pool_that_failed_says_why_and_the_others_go_on() {
     let ended = server.ended();
     assert_eq!(ended.status.code(), Some(1), "without a pool the server ends; it said:\n{}", ended.said);
     assert!(ended.said.contains("the last store failed"), "it said:\n{}", ended.said);
+}
+
+/// Runs `dormouse repair` on the directory `jobs` below `dir`.
+fn repair(dir: &Path, args: &[&str], env: &[(&str, &Path)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
+    command.arg("repair").args(args).arg("jobs").current_dir(dir).env_clear().envs(env.iter().copied());
+    command.output().expect("it runs")
+}
+
+/// Guards against a kill that leaves no directory, an incomplete one or one that no repair completes. It kills before
+/// each sync of the fresh directory (of two keyspaces: all are written alike) and of its parent, where names change.
+#[tokio::test]
+async fn a_repair_that_is_killed_at_any_step_leaves_the_damaged_or_the_whole_directory() {
+    let library = match shim() {
+        Ok(library) => library,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = [("DORMOUSE_POOL_DEFAULT_PATH", "jobs")];
+    let mut server = Process::start(dir.path(), &["-sv"], &config);
+    let api = server.address("api");
+    for n in 0..10 {
+        let put = request("PUT", &format!("http://{api}/api/ns/q"), "any").body(format!("job {n}"));
+        send(put).await.expect(201);
+    }
+    server.kill();
+    std::fs::remove_file(dir.path().join("jobs/trees/ready/current")).expect("it is there");
+    let parts = ["trees/meta", "trees/ready/tables", "trees$", "log", "dormouse"];
+    let parts = parts.map(|part| format!("jobs.repairing/{part}"));
+    let (mut killed, mut whole) = (0, 0);
+    for part in parts.iter().map(String::as_str).chain(["jobs.repairing$", "parent$"]) {
+        for step in 1.. {
+            let home = tempfile::tempdir().expect("a directory");
+            let of = home.path().join("parent");
+            std::fs::create_dir(&of).expect("created");
+            let copied =
+                Command::new("cp").arg("-a").args([dir.path().join("jobs"), of.join("jobs")]).status();
+            assert!(copied.is_ok_and(|status| status.success()), "copied");
+            let faults = home.path().join("faults");
+            std::fs::write(&faults, format!("kill {step} {part}\n")).expect("written");
+            let run = repair(&of, &["--accept-loss"], &[("LD_PRELOAD", &library), ("FAULTS", &faults)]);
+            if run.status.signal().is_none() {
+                assert_eq!(run.status.code(), Some(0), "{part}: the last run is complete: {run:?}");
+                assert!(step > 1, "{part} is never synced");
+                break;
+            }
+            killed += 1;
+            let what = format!("killed before sync {step} of {part}");
+            let judged = repair(&of, &[], &[]);
+            let said = String::from_utf8_lossy(&judged.stdout).into_owned();
+            let is_whole = judged.status.code() == Some(0);
+            let expected =
+                if is_whole { "nothing is damaged" } else { "keyspace ready: the file current is missing" };
+            assert!(said.contains(expected), "{what}: {judged:?}");
+            let again = repair(&of, &["--accept-loss"], &[]);
+            assert_eq!(again.status.code(), Some(0), "{what}: a repair is repeated: {again:?}");
+            let names = std::fs::read_dir(&of).expect("listed").flatten();
+            let left: Vec<_> = names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+            assert!(!left.iter().any(|name| name.ends_with(".repairing")), "{what}: {left:?}");
+            assert!(left.iter().any(|name| name.contains(".damaged-")), "{what}: it is kept: {left:?}");
+            whole += usize::from(is_whole);
+            if !is_whole && step > 1 {
+                continue;
+            }
+            let mut server = Process::start(&of, &["-sv"], &config);
+            let queue = format!("http://{}/api/ns/q", server.address("api"));
+            for n in 0..10 {
+                let got = send(request("GET", &queue, "any")).await.expect(200);
+                assert_eq!(got.data(), format!("job {n}").as_bytes(), "{what}: jobs in their order");
+            }
+            server.kill();
+        }
+    }
+    println!("killed at {killed} steps, and at {whole} of them the whole directory was in place");
+    assert!(killed > 10 && whole > 0, "killed at {killed} steps, {whole} of them behind the exchange");
 }

@@ -269,8 +269,16 @@ async fn a_damaged_directory_is_refused_named_and_repaired() {
         code == Some(1) && told.contains(says[0]) && told.contains("nothing was changed"),
         "{code:?}: {told}"
     );
+    let (code, told) = repair(&["--into", "elsewhere"]);
+    assert!(code == Some(2) && told.contains("--accept-loss"), "--into alone: {code:?}: {told}");
+    let other = dir.path().join("other");
+    let (code, told) = repair(&["--accept-loss", "--into", &other.to_string_lossy()]);
+    let says_where = format!("opens now: {}; ", other.display());
+    assert!(code == Some(0) && told.contains(&says_where) && other.is_dir(), "{code:?}: {told}");
     let (code, told) = repair(&["--accept-loss"]);
     assert!(code == Some(0) && told.contains("the undamaged part opens now"), "{code:?}: {told}");
+    let kept = dir.path().join("dormouse-data.damaged-1");
+    assert!(told.contains(&kept.display().to_string()) && kept.is_dir(), "the damaged directory: {told}");
     let mut process = Process::start(dir.path(), &[], &[]);
     process.line_with("serving");
 }

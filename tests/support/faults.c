@@ -1,15 +1,24 @@
 /* Makes the disk fail as a test says. Preloaded into a process. Reads the file that FAULTS names before each call: lines
    of "call errno path [offset]", where `path` is a part of the file's path and `errno` -1 hangs. `pread`, which stands for
-   each read of a file, fails where `offset` is among the bytes that are read. */
+   each read of a file, fails where `offset` is among the bytes that are read. A line "kill n path" kills the process
+   before the n-th sync of such a path. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+/* Whether `part` is in the path; with `$` behind it, at its end. */
+static int is_in(const char *path, const char *part) {
+    size_t all = strlen(path), len = strlen(part) - 1;
+    if (part[len] != '$') return strstr(path, part) != NULL;
+    return all >= len && !strncmp(path + all - len, part, len);
+}
 
 static int fails(const char *call, int fd, off_t from, size_t len) {
     const char *faults = getenv("FAULTS");
@@ -26,12 +35,15 @@ static int fails(const char *call, int fd, off_t from, size_t len) {
     if (n < 0) return 0;
     path[n] = 0;
     char *rest;
+    static int syncs;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         char name[32], part[1024];
         int error;
         long long offset = -1;
         if (sscanf(line, "%31s %d %1023s %lld", name, &error, part, &offset) < 3) continue;
-        if (strcmp(name, call) || !strstr(path, part)) continue;
+        if (!strcmp(name, "kill") && !strcmp(call, "sync") && is_in(path, part))
+            if (__sync_add_and_fetch(&syncs, 1) == error) kill(getpid(), SIGKILL);
+        if (strcmp(name, call) || !is_in(path, part)) continue;
         if (from < 0) from = syscall(SYS_lseek, fd, 0, SEEK_CUR);
         if (offset >= 0 && (offset < from || offset >= from + (off_t)len)) continue;
         while (error < 0) sleep(1);

@@ -11,7 +11,7 @@ use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::name::Queue;
 
 /// Prefix of its keys in `meta`; a part's number follows.
-const NAME: &[u8] = b"summary";
+pub const NAME: &[u8] = b"summary";
 /// Queues per part.
 const PART: usize = 4096;
 

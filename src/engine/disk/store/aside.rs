@@ -1,6 +1,5 @@
 //! Moves unexpected files aside instead of deleting them.
 
-use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io::Result;
 use std::os::unix::fs::DirBuilderExt;
@@ -15,7 +14,6 @@ pub const ASIDE: &str = "aside";
 #[derive(Debug)]
 pub struct Aside {
     dir: PathBuf,
-    moved: BTreeMap<PathBuf, PathBuf>,
 }
 
 impl Aside {
@@ -26,7 +24,7 @@ impl Aside {
         while all.join(n.to_string()).exists() {
             n += 1;
         }
-        Ok(Aside { dir: all.join(n.to_string()), moved: BTreeMap::new() })
+        Ok(Aside { dir: all.join(n.to_string()) })
     }
 
     /// Returns an unused path in the directory for a file called like `from`.
@@ -49,32 +47,21 @@ impl Aside {
     }
 
     /// Moves a file or directory aside.
-    pub fn take(&mut self, from: &Path) -> Result<()> {
+    pub fn take(&self, from: &Path) -> Result<()> {
         let to = self.place(from)?;
         fs::rename(from, &to)?;
         sync(&self.dir)?;
-        if let Some(parent) = from.parent() {
-            sync(parent)?;
-        }
-        self.moved.insert(from.to_owned(), to);
-        Ok(())
+        from.parent().map_or(Ok(()), sync)
     }
 
     /// Stores bytes that were part of the file `from`.
-    pub fn copy(&mut self, from: &Path, bytes: &[u8]) -> Result<()> {
+    pub fn copy(&self, from: &Path, bytes: &[u8]) -> Result<()> {
         let to = self.place(from)?;
         if let Err(e) = durable::write(&to, bytes) {
             // A partial copy is useless.
             let _ = fs::remove_file(&to);
             return Err(e);
         }
-        sync(&self.dir)?;
-        self.moved.insert(from.to_owned(), to);
-        Ok(())
-    }
-
-    /// Returns the original and new path of everything moved.
-    pub fn moved(&self) -> impl Iterator<Item = (&Path, &Path)> {
-        self.moved.iter().map(|(from, to)| (from.as_path(), to.as_path()))
+        sync(&self.dir)
     }
 }

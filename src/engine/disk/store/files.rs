@@ -28,12 +28,6 @@ impl Store {
         self.trees.of(space).disk_space()
     }
 
-    /// Flushes everything in memory to tables and truncates the log, so that no group is replayed.
-    pub(super) fn move_to_tables(&self) -> Result<(), Fatal> {
-        self.write_out_all()?;
-        Ok(self.log.forget(self.log.last() + 1)?)
-    }
-
     /// Flushes everything in memory to tables.
     pub fn write_out_all(&self) -> Result<(), Fatal> {
         match self.write_out(Duration::MAX)? {

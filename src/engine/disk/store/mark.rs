@@ -2,7 +2,7 @@
 //! open. Also the reasons why a directory cannot be opened. Independent of trees and log.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,8 +15,6 @@ const MAGIC: &str = "dormouse disk pool, format ";
 pub const FORMAT: u32 = 8;
 /// Line of the mark once the store has been created completely.
 const MADE: &str = "made\n";
-/// Line of the mark while a repair discards damaged data.
-const REPAIRING: &str = "repairing\n";
 /// Prefix of the line written by a clean shutdown, followed by the number of the last group.
 const CLOSED: &str = "closed ";
 
@@ -43,6 +41,8 @@ pub enum OpenError {
          dormouse repair --accept-loss {0}"
     )]
     Damaged(PathBuf, String),
+    #[error("{0} was not repaired, and is unchanged: {1}")]
+    NotRepaired(PathBuf, String),
     #[error("{0} cannot be opened: {1}")]
     Io(PathBuf, #[source] std::io::Error),
 }
@@ -61,8 +61,6 @@ pub struct Mark {
 pub struct Said {
     /// Whether the store has been created completely; from then on, missing files are corruption.
     pub made: bool,
-    /// Whether a repair was started and did not finish.
-    pub repairing: bool,
     /// The last group, if the last shutdown was clean and the store has not been opened since.
     pub closed: Option<u64>,
 }
@@ -73,20 +71,6 @@ impl Mark {
         &self.said
     }
 
-    /// Records that a repair starts or has finished.
-    pub fn write_repairing(&mut self, repairing: bool) -> std::io::Result<()> {
-        self.said.repairing = repairing;
-        if !repairing {
-            self.said.closed = None;
-        }
-        self.write()
-    }
-
-    /// Forgets a clean shutdown, because the store is about to be changed before it is opened.
-    pub fn forget_close(&mut self) {
-        self.said.closed = None;
-    }
-
     /// Returns the last group before this open, if the shutdown was clean.
     pub fn was_closed(&self) -> Option<u64> {
         self.was_closed
@@ -95,20 +79,18 @@ impl Mark {
     /// Writes the format line and the state lines.
     fn write(&mut self) -> std::io::Result<()> {
         let made = if self.said.made { MADE } else { "" };
-        let repairing = if self.said.repairing { REPAIRING } else { "" };
         let closed = self.said.closed.map_or(String::new(), |number| format!("{CLOSED}{number}\n"));
-        let text = format!("{MAGIC}{FORMAT}\n{made}{repairing}{closed}");
+        let text = format!("{MAGIC}{FORMAT}\n{made}{closed}");
         self.file.rewind()?;
         self.file.write_all(text.as_bytes())?;
         self.file.set_len(text.len() as u64)?;
         self.file.sync_all()
     }
 
-    /// Records that the store is open: created completely, and not cleanly shut down. A repair in progress does so when
-    /// it finishes.
+    /// Records that the store is open: created completely, and not cleanly shut down.
     pub fn write_opened(&mut self) -> std::io::Result<()> {
         self.was_closed = self.said.closed;
-        if !self.said.made || (self.said.closed.is_some() && !self.said.repairing) {
+        if !self.said.made || self.said.closed.is_some() {
             (self.said.made, self.said.closed) = (true, None);
             return self.write();
         }
@@ -128,9 +110,6 @@ pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     Mark { file, said: Said { made: true, ..Said::default() }, was_closed: None }.write()?;
     sync(path)
 }
-
-/// Message about a store whose repair did not finish.
-pub const CUT_OFF: &str = "a repair was interrupted: run it again";
 
 /// Creates the directory and locks it.
 pub fn lock(path: &Path) -> Result<Mark, OpenError> {
@@ -161,20 +140,9 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.open(file).map_err(io)?;
-    let mut tries = 0;
-    while let Err(e) = file.try_lock() {
-        match e {
-            // `dormouse check` may hold it briefly.
-            TryLockError::WouldBlock if tries < LOCK_TRIES => std::thread::sleep(LOCK_PAUSE),
-            TryLockError::WouldBlock => return Err(OpenError::Locked(path.to_owned())),
-            TryLockError::Error(e) => return Err(io(e)),
-        }
-        tries += 1;
-    }
-    let mut bytes = Vec::new();
-    (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
+    let bytes = read_locked(path, &file)?;
     let mut mark = Mark { file, said: Said::default(), was_closed: None };
-    if bytes.iter().all(|byte| *byte == 0) && empty {
+    if is_blank(&bytes) && empty {
         // New, or a start was interrupted before the mark was durable: a power cut may leave its length without its
         // bytes.
         mark.write().map_err(io)?;
@@ -187,6 +155,45 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     // another state: never created, or shut down before the last jobs arrived. So it is written again.
     mark.write().map_err(io)?;
     Ok(mark)
+}
+
+/// Locks a mark and reads it.
+fn read_locked(path: &Path, file: &File) -> Result<Vec<u8>, OpenError> {
+    let io = |e| OpenError::Io(path.to_owned(), e);
+    let mut tries = 0;
+    while let Err(e) = file.try_lock() {
+        match e {
+            // `dormouse check` may hold it briefly.
+            TryLockError::WouldBlock if tries < LOCK_TRIES => std::thread::sleep(LOCK_PAUSE),
+            TryLockError::WouldBlock => return Err(OpenError::Locked(path.to_owned())),
+            TryLockError::Error(e) => return Err(io(e)),
+        }
+        tries += 1;
+    }
+    let mut bytes = Vec::new();
+    file.take(256).read_to_end(&mut bytes).map_err(io)?;
+    Ok(bytes)
+}
+
+/// Returns whether a mark was never written.
+fn is_blank(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+/// Locks an existing directory without changing it, even on a disk that has turned read-only. The lock is held by the
+/// file.
+pub fn lock_unchanged(path: &Path) -> Result<(File, Said), OpenError> {
+    let mark = path.join(MARK);
+    // A network file system locks only files that are open for writing.
+    let opened = OpenOptions::new().read(true).write(true).open(&mark).or_else(|_| File::open(&mark));
+    let file = opened.map_err(|e| match e.kind() {
+        ErrorKind::NotFound => OpenError::NotOurs(path.to_owned()),
+        _ => OpenError::Io(path.to_owned(), e),
+    })?;
+    let bytes = read_locked(path, &file)?;
+    let is_empty = std::fs::read_dir(path).is_ok_and(|entries| entries.count() == 1);
+    let said = if is_blank(&bytes) && is_empty { Said::default() } else { Said::parse(path, &bytes)? };
+    Ok((file, said))
 }
 
 impl Said {
@@ -206,19 +213,14 @@ impl Said {
             None if MADE.starts_with(rest.trim_end_matches('\0')) => (false, ""),
             None => return Err(damaged()),
         };
-        let (repairing, rest) = match rest.strip_prefix(REPAIRING) {
-            Some(rest) => (true, rest),
-            None => (false, rest),
-        };
         // A truncated line is ignored: the store opens as after a crash.
         let line = rest.trim_end_matches('\0');
         let closed = line.strip_suffix('\n').and_then(|line| line.strip_prefix(CLOSED)?.parse().ok());
-        let begun = |whole: &str| whole.starts_with(line);
         let is_cut_off = || line.strip_prefix(CLOSED).is_some_and(|n| n.bytes().all(|n| n.is_ascii_digit()));
-        if closed.is_none() && !begun(REPAIRING) && !begun(CLOSED) && !is_cut_off() {
+        if closed.is_none() && !CLOSED.starts_with(line) && !is_cut_off() {
             return Err(damaged());
         }
-        Ok(Said { made, repairing, closed })
+        Ok(Said { made, closed })
     }
 }
 
@@ -241,9 +243,8 @@ mod tests {
             ("closed 1", true),
             ("closed 0\n", true),
             ("\0\0\0", true),
-            ("repai", true),
+            ("repai", false),
             ("repairing\n", false),
-            ("repaiXing\n", false),
             ("clXsed 1\n", false),
             ("closed 1x\n", false),
         ] {

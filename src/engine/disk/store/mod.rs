@@ -5,20 +5,22 @@
 //! - [`log`] holds commits; [`trees`] holds them in memory, first in [`recent`]. One background thread maintains both
 //!   ([`tend`]), another the tables ([`merge`]). [`holes`] finds unreadable blocks.
 //! - [`mark`] identifies and locks a directory. [`open`] opens it after [`tables`] and [`log::judge`] have found no
-//!   corruption; [`repair`] recovers a corrupt one, and [`aside`] keeps the files that it removes.
+//!   corruption, and keeps [`aside`] what it removes. [`contents`] reads a corrupt one, and [`fresh`] writes the
+//!   directory that replaces it.
 //! - [`copy`] creates a consistent copy of an open store; [`durable`] does durable writes.
 
-pub mod aside;
+mod aside;
+pub mod contents;
 pub mod copy;
 mod durable;
 mod files;
-pub mod holes;
+pub mod fresh;
+mod holes;
 pub mod log;
 pub mod mark;
 pub mod merge;
 pub mod open;
 pub mod recent;
-pub mod repair;
 mod space;
 pub mod tables;
 pub mod tend;

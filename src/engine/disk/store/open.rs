@@ -5,8 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use ahash::HashMap;
-use lsm_tree::{AbstractTree, SeqNo};
+use lsm_tree::Slice;
 
 use super::aside::Aside;
 use super::durable::{is_full, is_unreadable_io, sync};
@@ -14,9 +13,9 @@ use super::log::group::{self, Item};
 use super::log::judge::{self, Findings};
 use super::log::manifest::Manifest;
 use super::log::{self, Log, start};
-use super::mark::{CUT_OFF, MARK, Mark, OpenError, Said, lock};
+use super::mark::{MARK, Mark, OpenError, Said, lock};
 use super::trees::{self, Trees, Written};
-use super::{Slice, Space, Store, StoreLimits, describe, or_walk, tables};
+use super::{Space, Store, StoreLimits, describe, tables};
 
 /// Directory in the pool's for copies that are streamed away.
 pub const COPY: &str = "copy";
@@ -90,45 +89,31 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
 
 /// Opens `path`, creating it if missing.
 pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
-    let mark = lock(path)?;
-    if mark.said().repairing {
-        return Err(OpenError::Damaged(path.to_owned(), CUT_OFF.to_owned()));
-    }
-    open_locked(path, limits, mark, false)
-}
-
-/// Like [`open`], but also opens a store with an unfinished repair, so that the repair can continue. With `mends`,
-/// entries unreadable in tables are restored from the log as far as it still has them.
-pub fn open_locked(
-    path: &Path,
-    limits: StoreLimits,
-    mut mark: Mark,
-    mends: bool,
-) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
+    let mut mark = lock(path)?;
     remove_copy(path).map_err(io)?;
     if !mark.said().made {
         // No request was acknowledged for its contents.
         make(path, limits).map_err(io)?;
     }
-    let store = open_whole(path, limits, &mark, mends)?;
+    let store = open_whole(path, limits, mark.said().closed)?;
     mark.write_opened().map_err(io)?;
     Ok((store, mark))
 }
 
-/// Opens a completely created store if it has no corruption.
-pub fn open_whole(path: &Path, limits: StoreLimits, mark: &Mark, mends: bool) -> Result<Store, OpenError> {
+/// Opens a completely created store if it has no corruption. `closed` is the last group, if the shutdown was clean.
+pub fn open_whole(path: &Path, limits: StoreLimits, closed: Option<u64>) -> Result<Store, OpenError> {
     let io = |e: std::io::Error| match e.kind() {
         ErrorKind::InvalidData => OpenError::Damaged(path.to_owned(), e.to_string()),
         _ => OpenError::Io(path.to_owned(), e),
     };
-    let judged = judge(path, mark.said().closed).map_err(io)?;
+    let judged = judge(path, closed).map_err(io)?;
     let summary = judged.summary();
     let (Some((manifest, findings)), true) = (judged.log, judged.damage.is_empty()) else {
         return Err(OpenError::Damaged(path.to_owned(), summary));
     };
     let trees = open_trees(path, limits)?;
-    if let Some(damage) = behind(&trees, &findings) {
+    if let Some(damage) = behind(trees.newest(), &findings) {
         return Err(OpenError::Damaged(path.to_owned(), damage));
     }
     // No corruption was found: from here on the log is changed.
@@ -136,99 +121,69 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &Mark, mends: bool) ->
     if findings.is_torn {
         set_torn_aside(path, &manifest, &findings).map_err(io)?;
     }
-    let again = mark.said().closed != Some(findings.last.number);
-    let mut filler = Filler::new(&trees, &manifest, mends);
-    start::replay(&dir, &manifest, &findings, again, |number, group| filler.group(number, group))
-        .map_err(io)?;
+    let again = closed != Some(findings.last.number);
+    // Earlier groups are in tables.
+    let each =
+        |number, group: &[u8]| if number < manifest.first { Ok(()) } else { fill(&trees, number, group) };
+    start::replay(&dir, &manifest, &findings, again, each).map_err(io)?;
     trees.commit(findings.last.number, []);
     let log = Log::open(&dir, &manifest, &findings).map_err(io)?;
     sync_names(path).map_err(io)?;
     Ok(Store::new(path, trees, log))
 }
 
-/// Describes the corruption if tables have groups that the log has lost.
-pub fn behind(trees: &Trees, findings: &Findings) -> Option<String> {
-    let (tables, last) = (trees.newest(), findings.last.number);
+/// Describes the corruption if tables have groups, up to the group `tables`, that the log has lost.
+pub fn behind(tables: u64, findings: &Findings) -> Option<String> {
+    let last = findings.last.number;
     (tables > last).then(|| format!("tables have group {tables}, but the log ends with group {last}"))
 }
 
 /// Creates an empty store. Moves aside the remains of an interrupted creation.
 fn make(path: &Path, limits: StoreLimits) -> std::io::Result<()> {
-    let mut aside = Aside::new(path)?;
+    let aside = Aside::new(path)?;
     for name in [trees::DIR, log::DIR] {
         if path.join(name).exists() {
             aside.take(&path.join(name))?;
         }
     }
     Trees::open(path, limits).map_err(|e| std::io::Error::other(describe(&e)))?;
+    make_log(path, 1)
+}
+
+/// Creates an empty log behind whole trees. `first` is the number of its first group.
+pub fn make_log(path: &Path, first: u64) -> std::io::Result<()> {
     DirBuilder::new().mode(0o700).create(path.join(log::DIR))?;
-    Log::create(&path.join(log::DIR), 1, 1)?;
+    Log::create(&path.join(log::DIR), first)?;
     sync_names(path)
 }
 
 /// Opens trees that passed their check.
-pub fn open_trees(path: &Path, limits: StoreLimits) -> Result<Trees, OpenError> {
-    Trees::open(path, limits).map_err(|e| failed(path, e))
-}
-
-/// Interprets an lsm-tree error after a check has found no corruption.
-pub fn failed(path: &Path, e: lsm_tree::Error) -> OpenError {
-    match e {
+fn open_trees(path: &Path, limits: StoreLimits) -> Result<Trees, OpenError> {
+    Trees::open(path, limits).map_err(|e| match e {
         lsm_tree::Error::Io(e) if !is_unreadable_io(&e) => OpenError::Io(path.to_owned(), e),
         e => OpenError::Damaged(path.to_owned(), describe(&e)),
-    }
+    })
 }
 
-/// Loads the log's entries into memory, except those already in tables.
-pub struct Filler<'a> {
-    trees: &'a Trees,
-    /// The first group needed.
-    first: u64,
-    /// Whether a key is unreadable in the tables, for the keys checked so far. `None` unless mending.
-    unread: Option<HashMap<(Space, Slice), bool>>,
-}
-
-impl<'a> Filler<'a> {
-    /// Creates a filler. With `mends` it also restores entries that are unreadable in tables. Replaying those is
-    /// harmless, since all later entries are replayed too.
-    pub fn new(trees: &'a Trees, manifest: &Manifest, mends: bool) -> Filler<'a> {
-        Filler { trees, first: manifest.first, unread: mends.then(HashMap::default) }
-    }
-
-    /// Loads the entries of the next group.
-    pub fn group(&mut self, number: u64, group: &[u8]) -> std::io::Result<()> {
-        let Filler { trees, first, unread } = self;
-        if number < *first && unread.is_none() {
-            return Ok(());
-        }
-        let items: Option<Vec<Item<'_>>> = group::items(group).collect();
-        let items = items.ok_or_else(|| {
-            std::io::Error::new(ErrorKind::InvalidData, format!("group {number} cannot be read"))
-        })?;
-        let is_missing = |(space, key, _): &Item<'_>| {
-            // Groups before the first needed group were in tables, and some of these may be lost.
-            ((number >= *first || trees.lacks(*space)) && !trees.had(*space, number))
-                || unread.as_mut().is_some_and(|unread| {
-                    // Checked once per key: from then on memory has it.
-                    *unread.entry((*space, Slice::from(*key))).or_insert_with(|| {
-                        let tree = trees.of(*space);
-                        or_walk(tree, key, SeqNo::MAX, tree.get(key, SeqNo::MAX)).is_err()
-                    })
-                })
-        };
-        let written = |(space, key, value): Item<'_>| {
-            // The key may already exist, from another group.
-            Written { space, key: Slice::from(key), value: value.map(Slice::from), is_new: false }
-        };
-        trees.commit(number, items.into_iter().filter(is_missing).map(written));
-        Ok(())
-    }
+/// Loads the entries of the next group into memory, except those already in tables.
+fn fill(trees: &Trees, number: u64, group: &[u8]) -> std::io::Result<()> {
+    let items: Option<Vec<Item<'_>>> = group::items(group).collect();
+    let items = items.ok_or_else(|| {
+        std::io::Error::new(ErrorKind::InvalidData, format!("group {number} cannot be read"))
+    })?;
+    let missing = items.into_iter().filter(|(space, ..)| !trees.had(*space, number));
+    let written = |(space, key, value): Item<'_>| {
+        // The key may already exist, from another group.
+        Written { space, key: Slice::from(key), value: value.map(Slice::from), is_new: false }
+    };
+    trees.commit(number, missing.map(written));
+    Ok(())
 }
 
 /// Keeps a copy of the bytes behind the end of a torn log, and zeroes them.
 fn set_torn_aside(path: &Path, manifest: &Manifest, findings: &Findings) -> std::io::Result<()> {
     let dir = path.join(log::DIR);
-    let (mut aside, mut total) = (Aside::new(path)?, 0);
+    let (aside, mut total) = (Aside::new(path)?, 0);
     start::clear_torn(&dir, manifest, findings, |slot, bytes| {
         let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         total += end;
@@ -299,9 +254,6 @@ pub fn look(path: &Path) -> Result<Look, OpenError> {
     let read = (&file).take(256).read_to_end(&mut bytes);
     file.unlock().and(read).map_err(io)?;
     let said = Said::parse(path, &bytes)?;
-    if said.repairing {
-        return Err(OpenError::Damaged(path.to_owned(), CUT_OFF.to_owned()));
-    }
     if !said.made {
         return Ok(Look::New);
     }

@@ -6,17 +6,16 @@
 //! A keyspace is a directory. `current` names its newest list, `v<number>`, with its checksum: `number:8 xxh3:16 0`,
 //! little-endian (lsm-tree 3.1.10, `version/persist.rs`). The version is pinned for this reason.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{Cursor, Error, ErrorKind, Read, Result, Seek, SeekFrom, Write};
+use std::io::{Cursor, Error, ErrorKind, Read, Result, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
-use lsm_tree::{Cache, Checksum, Table};
+use lsm_tree::{Cache, Checksum, DescriptorTable, Table};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::aside::Aside;
-use super::durable::{self, is_unreadable_io};
+use super::durable::is_unreadable_io;
 
 /// Directory of a keyspace's tables.
 pub const TABLES: &str = "tables";
@@ -54,39 +53,70 @@ fn judge(dir: &Path) -> Result<()> {
     if xxh3_128(&bytes) != checksum {
         return Err(invalid(format!("{list} is corrupt")));
     }
-    let tables = tables(&bytes).map_err(|e| invalid(format!("{list} cannot be read: {e}")))?;
+    let runs = runs(&bytes).map_err(|e| invalid(format!("{list} cannot be read: {e}")))?;
     let there: BTreeSet<String> = names_in(&dir.join(TABLES))?.into_iter().collect();
     if let Some(name) = there.iter().find(|name| name.parse::<u64>().is_err()) {
         return Err(invalid(format!("{TABLES}/{name} is not a table")));
     }
-    for (table, level) in tables {
+    // Nothing is read but what opening reads.
+    let opener = Opener::new(16, 0);
+    for (table, level) in runs.into_iter().flatten() {
         let name = table.to_string();
         if !there.contains(&name) {
             return Err(invalid(format!("table {table} is missing")));
         }
-        if !opens(&dir.join(TABLES).join(name), level)? {
+        if opener.open(&dir.join(TABLES).join(name), level, 0)?.is_none() {
             return Err(invalid(format!("the metadata of table {table} is unreadable")));
         }
     }
     Ok(())
 }
 
-/// Returns whether lsm-tree can open a table of this level: whether its table of contents and metadata are readable,
-/// and index and filter if they are [`PINNED`].
-fn opens(path: &Path, level: usize) -> Result<bool> {
-    const DAMAGED: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::UnexpectedEof, ErrorKind::InvalidData];
-    let cache = Arc::new(Cache::with_capacity_bytes(0));
-    let [index, filter] = [&PINNED.0[..], &PINNED.1[..]].map(|pinned| pinned[level.min(pinned.len() - 1)]);
-    let opened = match File::open(path).and_then(has_whole_toc) {
-        Ok(false) => return Ok(false),
-        Ok(true) => Table::recover(path.to_owned(), Checksum::from_raw(0), 0, 0, cache, None, filter, index),
-        Err(e) => Err(e.into()),
-    };
-    match opened {
-        Ok(_) => Ok(true),
-        // Other errors, such as too many open files, say nothing about the table.
-        Err(lsm_tree::Error::Io(e)) if !DAMAGED.contains(&e.kind()) && !is_unreadable_io(&e) => Err(e),
-        Err(_) => Ok(false),
+/// Opens tables without a tree, which would delete the unlisted ones.
+pub struct Opener {
+    cache: Arc<Cache>,
+    files: Arc<DescriptorTable>,
+}
+
+impl Opener {
+    /// Creates an opener with the maximum number of open files, and the size of a cache of blocks.
+    pub fn new(open_tables: usize, cache: u64) -> Opener {
+        Opener {
+            cache: Arc::new(Cache::with_capacity_bytes(cache)),
+            files: Arc::new(DescriptorTable::new(open_tables)),
+        }
+    }
+
+    /// Opens the listed tables of the keyspace in `dir` that open, in their runs. `tree` distinguishes keyspaces in the
+    /// cache.
+    pub fn readable(&self, dir: &Path, tree: u64) -> Result<Vec<Vec<Table>>> {
+        let Some(list) = list_to_use(dir)? else { return Ok(Vec::new()) };
+        let open = |(table, level): (u64, usize)| {
+            self.open(&dir.join(TABLES).join(table.to_string()), level, tree).transpose()
+        };
+        runs(&list)?.into_iter().map(|run| run.into_iter().filter_map(&open).collect()).collect()
+    }
+
+    /// Opens a table of this level if lsm-tree can: if its table of contents and metadata are readable, and index and
+    /// filter if they are [`PINNED`].
+    fn open(&self, path: &Path, level: usize, tree: u64) -> Result<Option<Table>> {
+        const DAMAGED: [ErrorKind; 3] =
+            [ErrorKind::NotFound, ErrorKind::UnexpectedEof, ErrorKind::InvalidData];
+        let [index, filter] = [&PINNED.0[..], &PINNED.1[..]].map(|of| of[level.min(of.len() - 1)]);
+        let opened = match File::open(path).and_then(has_whole_toc) {
+            Ok(false) => return Ok(None),
+            Ok(true) => {
+                let (cache, files) = (self.cache.clone(), Some(self.files.clone()));
+                Table::recover(path.to_owned(), Checksum::from_raw(0), 0, tree, cache, files, filter, index)
+            }
+            Err(e) => Err(e.into()),
+        };
+        match opened {
+            Ok(table) => Ok(Some(table)),
+            // Other errors, such as too many open files, say nothing about the table.
+            Err(lsm_tree::Error::Io(e)) if !DAMAGED.contains(&e.kind()) && !is_unreadable_io(&e) => Err(e),
+            Err(_) => Ok(None),
+        }
     }
 }
 
@@ -116,8 +146,8 @@ pub fn files(dir: &Path) -> Result<Vec<String>> {
     let current = read_current(&fs::read(dir.join(CURRENT))?);
     let (version, _) = current.ok_or_else(|| Error::from(ErrorKind::InvalidData))?;
     let list = format!("v{version}");
-    let tables =
-        tables(&fs::read(dir.join(&list))?)?.into_iter().map(|(table, _)| format!("{TABLES}/{table}"));
+    let runs = runs(&fs::read(dir.join(&list))?)?;
+    let tables = runs.into_iter().flatten().map(|(table, _)| format!("{TABLES}/{table}"));
     Ok(tables.chain([list, CURRENT.to_owned()]).collect())
 }
 
@@ -160,143 +190,59 @@ fn read<const N: usize>(from: &mut impl Read) -> Result<[u8; N]> {
     from.read_exact(&mut bytes).map(|()| bytes)
 }
 
-/// Contents of a list: levels, their runs, and the tables of each run.
-type Levels = Vec<Vec<Vec<[u8; TABLE]>>>;
-
-/// Parses the section of a list that names the tables.
-fn levels(mut section: &[u8]) -> Result<Levels> {
-    let mut levels = Vec::new();
-    for _ in 0..read::<1>(&mut section)?[0] {
-        let mut runs = Vec::new();
-        for _ in 0..read::<1>(&mut section)?[0] {
-            let count = u32::from_le_bytes(read(&mut section)?);
-            runs.push((0..count).map(|_| read(&mut section)).collect::<Result<_>>()?);
-        }
-        levels.push(runs);
-    }
-    Ok(levels)
-}
-
-/// Returns the sections of a list.
-fn sections(list: &[u8]) -> Result<Vec<(&[u8], Vec<u8>)>> {
+/// Returns the section of a list that names the tables: levels, their runs, and the tables of each run.
+fn section(list: &[u8]) -> Result<&[u8]> {
     if !has_whole_toc(Cursor::new(list))? {
         return Err(invalid("its table of contents is corrupt"));
     }
     let reader = sfa::Reader::from_reader(&mut Cursor::new(list)).map_err(invalid)?;
-    let bytes = |section: &sfa::TocEntry| {
-        let from = section.pos() as usize;
-        list.get(from..from.saturating_add(section.len() as usize))
-            .ok_or_else(|| invalid("a section is truncated"))
-    };
-    reader.toc().iter().map(|section| Ok((bytes(section)?, section.name().to_vec()))).collect()
+    let named = reader.toc().iter().find(|section| section.name() == TABLES.as_bytes());
+    let section = named.ok_or_else(|| invalid("it has no tables section"))?;
+    let from = section.pos() as usize;
+    list.get(from..from.saturating_add(section.len() as usize))
+        .ok_or_else(|| invalid("a section is truncated"))
 }
 
-/// Returns the tables in a list, each with its level.
-fn tables(list: &[u8]) -> Result<Vec<(u64, usize)>> {
-    let sections = sections(list)?;
-    let named = sections.iter().find(|(_, name)| name == TABLES.as_bytes());
-    let (section, _) = named.ok_or_else(|| invalid("it has no tables section"))?;
-    let levels = levels(section)?;
-    let tables = levels
-        .iter()
-        .enumerate()
-        .flat_map(|(level, runs)| runs.iter().flatten().map(move |bytes| Ok((table(bytes)?, level))));
-    tables.collect()
-}
-
-/// Makes a keyspace open again, without missing and corrupt tables. If it has no usable list, the whole keyspace is
-/// moved aside and recreated empty.
-pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
-    if !dir.is_dir() {
-        return Ok(());
-    }
-    for name in names_in(&dir.join(TABLES))? {
-        if name.parse::<u64>().is_err() {
-            aside.take(&dir.join(TABLES).join(name))?;
+/// Returns the runs of a list in the order of a lookup, and the tables of each with their level. Tables of a run are
+/// sorted and do not overlap.
+fn runs(list: &[u8]) -> Result<Vec<Vec<(u64, usize)>>> {
+    let (mut section, mut found) = (section(list)?, Vec::new());
+    for level in 0..read::<1>(&mut section)?[0] {
+        for _ in 0..read::<1>(&mut section)?[0] {
+            let count = u32::from_le_bytes(read(&mut section)?);
+            let mut entry = || Ok((table(&read::<TABLE>(&mut section)?)?, usize::from(level)));
+            found.push((0..count).map(|_| entry()).collect::<Result<_>>()?);
         }
     }
-    let Some((version, list)) = list_to_use(dir)? else { return aside.take(dir) };
-    // A table that the list does not name may be newer than the list, and lsm-tree would delete it.
-    let listed: BTreeMap<u64, usize> = tables(&list)?.into_iter().collect();
-    let mut kept = BTreeSet::new();
-    for name in names_in(&dir.join(TABLES))? {
-        let path = dir.join(TABLES).join(&name);
-        match name.parse().ok().and_then(|table: u64| listed.get(&table)) {
-            Some(level) if opens(&path, *level)? => drop(kept.insert(name)),
-            _ => aside.take(&path)?,
-        }
-    }
-    let list = without(&list, |table| kept.contains(&table.to_string()))?;
-    // A new number, so that nothing is overwritten.
-    let version = version + 1;
-    let mut current = version.to_le_bytes().to_vec();
-    current.extend(xxh3_128(&list).to_le_bytes());
-    current.push(0);
-    for (name, bytes) in [(format!("v{version}"), list), (CURRENT.to_owned(), current)] {
-        if dir.join(&name).exists() {
-            aside.take(&dir.join(&name))?;
-        }
-        durable::write(&dir.join(&name), &bytes)?;
-        durable::sync(dir)?;
-    }
-    Ok(())
+    Ok(found)
 }
 
-/// Moves these tables of a keyspace aside, and makes it open without them.
-pub fn give_up(dir: &Path, tables: impl IntoIterator<Item = u64>, aside: &mut Aside) -> Result<()> {
-    for table in tables {
-        aside.take(&dir.join(TABLES).join(table.to_string()))?;
-    }
-    mend(dir, aside)
-}
-
-/// Returns the list that `current` names if both are intact, else the newest readable list, with the highest number of
-/// any list.
-fn list_to_use(dir: &Path) -> Result<Option<(u64, Vec<u8>)>> {
-    let (mut highest, mut best) = (0, None);
+/// Returns the list that `current` names if both are intact, else the newest readable list. `None` if there is none: a
+/// table that the list does not name may be newer than the list, or older.
+fn list_to_use(dir: &Path) -> Result<Option<Vec<u8>>> {
+    let mut best: Option<(u64, Vec<u8>)> = None;
     let meant = fs::read(dir.join(CURRENT)).ok().and_then(|current| read_current(&current));
-    for entry in fs::read_dir(dir)? {
-        let name = entry?.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix('v')?.parse::<u64>().ok());
-        let Some(number) = number else { continue };
-        highest = highest.max(number);
+    for name in names_in(dir)? {
+        let Some(number) = name.strip_prefix('v').and_then(|number| number.parse::<u64>().ok()) else {
+            continue;
+        };
         let bytes = match fs::read(dir.join(name)) {
             Err(e) if is_unreadable_io(&e) => continue,
             read => read?,
         };
         // A list that does not match its checksum is not used.
         let is_rotten = meant.is_some_and(|(version, sum)| version == number && sum != xxh3_128(&bytes));
-        if !is_rotten && tables(&bytes).is_ok() && best.as_ref().is_none_or(|(best, _)| *best < number) {
+        if is_rotten || runs(&bytes).is_err() {
+            continue;
+        }
+        if meant.is_some_and(|(version, _)| version == number) {
+            return Ok(Some(bytes));
+        }
+        if best.as_ref().is_none_or(|(best, _)| *best < number) {
             best = Some((number, bytes));
         }
     }
-    Ok(best.map(|(_, bytes)| (highest, bytes)))
-}
-
-/// Returns a list with only the tables selected by `keep`, and without empty runs.
-fn without(list: &[u8], keep: impl Fn(u64) -> bool) -> Result<Vec<u8>> {
-    let mut writer = sfa::Writer::from_writer(Cursor::new(Vec::new()));
-    for (bytes, name) in sections(list)? {
-        writer.start(name.clone())?;
-        if name != TABLES.as_bytes() {
-            writer.write_all(bytes)?;
-            continue;
-        }
-        let mut levels = levels(bytes)?;
-        // All entries were parsed before.
-        levels.iter_mut().flatten().for_each(|run| run.retain(|bytes| table(bytes).is_ok_and(&keep)));
-        levels.iter_mut().for_each(|runs| runs.retain(|run| !run.is_empty()));
-        // No count exceeds the original, so these casts do not truncate.
-        writer.write_all(&[levels.len() as u8])?;
-        for runs in levels {
-            writer.write_all(&[runs.len() as u8])?;
-            for run in runs {
-                writer.write_all(&(run.len() as u32).to_le_bytes())?;
-                writer.write_all(&run.concat())?;
-            }
-        }
-    }
-    writer.into_inner().map(Cursor::into_inner).map_err(invalid)
+    Ok(best.map(|(_, bytes)| bytes))
 }
 
 #[cfg(test)]
@@ -334,12 +280,12 @@ mod tests {
         assert!(found.as_ref().is_some_and(|what| what.contains("the metadata of table")), "{found:?}");
     }
 
-    /// Guards against a repair that deletes tables it does not know.
+    /// Guards against reading a list that does not match its checksum, or tables that the list does not name.
     #[test]
-    fn tables_that_an_older_list_does_not_name_are_set_aside() {
+    fn an_older_list_is_used_if_the_newest_is_corrupt() {
         // lsm-tree removes a list when it writes a newer one, so it is restored here.
         let older = std::cell::RefCell::new(Vec::new());
-        let (dir, keyspace) = tables_of(&[b"one", b"two"], |keyspace| {
+        let (_dir, keyspace) = tables_of(&[b"one", b"two"], |keyspace| {
             let name = files(keyspace).unwrap().into_iter().find(|name| name.starts_with('v')).unwrap(); // it has a list
             let bytes = fs::read(keyspace.join(&name)).unwrap(); // as above
             older.borrow_mut().push((name, bytes));
@@ -349,18 +295,11 @@ mod tests {
             panic!("one list for each key")
         };
         assert_eq!(names.len(), 2, "two tables: {names:?}");
+        let readable = || Opener::new(16, 0).readable(&keyspace, 0).unwrap().iter().flatten().count(); // it can be read
         fs::write(keyspace.join(&first.0), &first.1).unwrap(); // it is there
+        assert_eq!(readable(), 2, "the tables of the list that `current` names");
         fs::write(keyspace.join(&second.0), b"rotten").unwrap(); // as above
-        let mut aside = Aside::new(dir.path()).unwrap(); // the temporary directory can be written
-        mend(&keyspace, &mut aside).unwrap(); // as above
-        assert_eq!(damage(&keyspace).unwrap(), None, "it was mended"); // it can be read
-        let left = names_in(&keyspace.join(TABLES)).unwrap(); // as above
-        let moved: Vec<_> =
-            aside.moved().filter(|(from, _)| from.starts_with(keyspace.join(TABLES))).collect();
-        assert_eq!(
-            (left.len(), moved.len()),
-            (1, 1),
-            "one table is listed, one set aside: {left:?}, {moved:?}"
-        );
+        assert_eq!(readable(), 1, "the tables of the older list");
+        assert_eq!(names_in(&keyspace.join(TABLES)).unwrap().len(), 2, "nothing is deleted"); // it is there
     }
 }

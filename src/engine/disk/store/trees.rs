@@ -54,8 +54,13 @@ impl StoreLimits {
 }
 
 /// Returns the sequence number of a group's entries.
-fn seqno(group: u64) -> SeqNo {
+pub fn seqno(group: u64) -> SeqNo {
     BASE + group
+}
+
+/// Returns the group of a sequence number; 0 if there is none.
+pub fn group_of(seqno: SeqNo) -> u64 {
+    seqno.saturating_sub(BASE)
 }
 
 /// Trees of an open store.
@@ -68,8 +73,6 @@ pub struct Trees {
     committed: AtomicU64,
     /// For each keyspace, the highest sequence number in its tables when they were opened.
     persisted: [SeqNo; SPACES],
-    /// Keyspaces that have lost tables since then.
-    lacking: [bool; SPACES],
     /// Number of live snapshots.
     reads: AtomicUsize,
     /// Held while a tree is merged or compacted: see [`merging`](Trees::merging).
@@ -178,7 +181,6 @@ impl Trees {
             trees,
             memory: Mutex::new(memory),
             persisted,
-            lacking: [false; SPACES],
             written_out: Condvar::new(),
             committed: AtomicU64::new(0),
             reads: AtomicUsize::new(0),
@@ -251,17 +253,6 @@ impl Trees {
         std::mem::take(&mut self.memory.lock().deleted)
     }
 
-    /// Treats the tables of a keyspace as incomplete from now on, so that the log's entries are replayed. Replaying
-    /// groups that other tables have is harmless.
-    pub fn lack(&mut self, space: Space) {
-        self.lacking[space as usize] = true;
-    }
-
-    /// Returns whether tables of a keyspace may be lost.
-    pub fn lacks(&self, space: Space) -> bool {
-        self.lacking[space as usize]
-    }
-
     /// Locks a keyspace for merging. To be held before reading [`forgettable`](Trees::forgettable), which is valid for
     /// the moment a merge begins, until the merge ends: lsm-tree would let one merge wait for another.
     pub fn merging(&self, space: Space) -> MutexGuard<'_, ()> {
@@ -270,12 +261,12 @@ impl Trees {
 
     /// Returns the newest group with an entry in any table when they were opened.
     pub fn newest(&self) -> u64 {
-        self.persisted.iter().map(|seqno| seqno.saturating_sub(BASE)).max().unwrap_or(0)
+        self.persisted.iter().map(|seqno| group_of(*seqno)).max().unwrap_or(0)
     }
 
     /// Returns whether the tables of a keyspace contained a group's entries when they were opened.
     pub fn had(&self, space: Space, group: u64) -> bool {
-        !self.lacks(space) && seqno(group) <= self.persisted[space as usize]
+        seqno(group) <= self.persisted[space as usize]
     }
 
     /// Waits until no memtable is far too full or `gave_up` returns true.

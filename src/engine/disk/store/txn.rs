@@ -78,11 +78,6 @@ impl Txn {
         self.batch.push(Written { space, key, value, is_new });
     }
 
-    /// Writes a key that may exist, or deletes it, in any keyspace.
-    pub fn rewrite(&mut self, space: Space, key: Slice, value: Option<Slice>) {
-        self.add(space, key, value, false);
-    }
-
     /// Deletes a key, which need not exist. For `jobs` use [`delete_job`](Txn::delete_job).
     pub fn delete(&mut self, space: Space, key: impl AsRef<[u8]>) {
         self.add(space, key.as_ref().into(), None, false);

@@ -1,7 +1,6 @@
 //! The background threads of the engine: one syncs and measures free disk space, one flushes memory, one sweeps and
 //! compacts, and one merges. They end when stopped or when the store is poisoned.
 
-pub mod holes;
 pub mod quarantine;
 pub mod rebuild;
 pub mod repair;

@@ -2,20 +2,16 @@
 //! from the lists, and a row here keeps the job's id and the error. The record stays, so that a peek reports the error;
 //! an ack deletes both.
 
-use crate::engine::disk::codec::{self, Entry};
+use crate::engine::disk::codec::{self, Entry, Malformed};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::store::{Fatal, Slice, Space, Store};
+use crate::engine::disk::store::Space;
 use crate::job::JobRef;
 use crate::name::Queue;
 
-/// Returns all jobs in quarantine, by id, each with the error of its record.
-pub fn list(store: &Store) -> Result<Vec<(JobRef, String)>, Fatal> {
-    let read = |item: Result<(Slice, Slice), Fatal>| {
-        let (key, value) = item?;
-        let (id, queue) = codec::read_job_key(&key)?;
-        Ok((JobRef { queue, id }, codec::read_quarantined(&value)?.1))
-    };
-    store.all(Space::Quarantine).map(read).collect()
+/// Reads a row of the quarantine: the job, and the error of its record.
+pub fn read(key: &[u8], value: &[u8]) -> Result<(JobRef, String), Malformed> {
+    let (id, queue) = codec::read_job_key(key)?;
+    Ok((JobRef { queue, id }, codec::read_quarantined(value)?.1))
 }
 
 impl WriterState {

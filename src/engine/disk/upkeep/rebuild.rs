@@ -1,15 +1,17 @@
-//! Rebuilds lost parts of lists from the jobs: a job's record says where it was when it was written. The store must not
-//! be open in a server. Information kept only in the entry is lost: the tries left, and moves since the record was
-//! written.
+//! Rebuilds lost parts of lists from the jobs: a job's record says where it was when it was written. For the directory
+//! that a repair writes, before anything else opens it. Information kept only in the entry is lost: the tries left, and
+//! moves since the record was written.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use bytes::Bytes;
 
 use crate::clock::Micros;
-use crate::engine::disk::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, Malformed, Record};
+use crate::engine::disk::codec::{
+    self, Entry, FIRST_SEQ, Location, META_CLOCK, META_NEWEST, META_SEQ, Malformed, Record,
+};
 use crate::engine::disk::store::txn::Txn;
-use crate::engine::disk::store::{Fatal, Slice, Space, Store};
+use crate::engine::disk::store::{Fatal, Found, Slice, Space, Store};
 use crate::job::JobId;
 use crate::name::JobKey;
 
@@ -38,8 +40,7 @@ impl Rebuilt {
 }
 
 /// Adds every job missing from all lists to the one that its record names (delayed, ready or dead; a running job
-/// becomes ready) with one try left, and deletes list entries without a job. Also rewrites job keys. Every job must be
-/// readable.
+/// becomes ready) with one try left, and deletes list entries without a job. Also rewrites job keys.
 pub fn rebuild(store: &Store) -> Result<Rebuilt, Fatal> {
     let known = Known::read(store)?;
     let mut txn = Txn::new(store.clone());
@@ -57,14 +58,56 @@ struct Known {
     keys: Vec<(Vec<u8>, JobKey, u64)>,
     /// List entries without a job.
     stale: Vec<(Space, Slice)>,
-    /// Usage rows of namespaces with a quota, which are counted anew.
-    counts: Vec<Slice>,
     /// Queues of lost jobs that are not in `queues`.
     queues: HashSet<Bytes>,
     /// The first unused sequence number.
     next: u64,
     /// A time that the pool's clock has reached; recorded for lost jobs as the time when they entered their lists.
     now: Micros,
+}
+
+/// Upper bound on the job sequence numbers that lost data may have reserved. There are 2^24 times as many numbers.
+const SEQS_LOST: u64 = 1 << 40;
+
+/// Raises the numbers in `meta` above all that were ever assigned, since their last values may be lost.
+pub fn raise_numbers(store: &Store) -> Result<(), Fatal> {
+    let mut txn = Txn::new(store.clone());
+    let seq = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
+    txn.put(Space::Meta, META_SEQ, (seq + SEQS_LOST).to_be_bytes());
+    // A publish with a larger id does not check whether the id exists.
+    if let Some((_, last)) = store.ends(Space::Jobs)? {
+        let last = codec::read_job_key(&last)?.0;
+        let newest = store.get(Space::Meta, META_NEWEST)?;
+        if newest.and_then(|id| codec::read_newest(&id).ok()).is_none_or(|newest| newest < last) {
+            txn.put(Space::Meta, META_NEWEST, last.to_bytes());
+        }
+    }
+    txn.settle(true).map(drop)
+}
+
+/// Reports which of these jobs and of the jobs in quarantine are lost, and removes the lost and the readable ones
+/// from quarantine.
+pub fn tidy(store: &Store, mut jobs: BTreeSet<Vec<u8>>, notes: &mut Vec<String>) -> Result<(), Fatal> {
+    for row in store.all(Space::Quarantine) {
+        jobs.insert(row?.0.to_vec());
+    }
+    let (mut txn, mut lost) = (Txn::new(store.clone()), 0u64);
+    for job in jobs {
+        match store.job(&job)? {
+            Found::Corrupt(_) => continue,
+            Found::Record(_) => {}
+            Found::Nothing => {
+                let (id, queue) = codec::read_job_key(&job)?;
+                notes.push(format!("job {id} of {queue} is lost: its record could not be read"));
+                lost += 1;
+            }
+        }
+        txn.delete(Space::Quarantine, job);
+        txn.relieve()?;
+    }
+    txn.settle(true)?;
+    notes.push(format!("{lost} jobs are lost: their records could not be read"));
+    Ok(())
 }
 
 impl Known {
@@ -122,9 +165,6 @@ impl Known {
                 }
             }
         }
-        for row in store.range(Space::Quotas, codec::used_keys()) {
-            known.counts.push(row?.0);
-        }
         for (key, _) in &known.lost {
             let prefix = codec::queue_key(&codec::read_job_key(key)?.1);
             if store.get(Space::Queues, &prefix)?.is_none() {
@@ -175,9 +215,6 @@ impl Known {
             let row = codec::key_key(&codec::queue_key(&queue), name);
             txn.put(Space::Keys, row, codec::key_value(id, *generation));
             txn.relieve()?;
-        }
-        for count in &self.counts {
-            txn.delete(Space::Quotas, count.clone());
         }
         Ok(())
     }

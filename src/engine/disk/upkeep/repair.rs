@@ -1,53 +1,184 @@
-//! `dormouse repair`: reports corruption in a pool's directory, and on request discards it, so that the rest can be
-//! served. The directory must not be open in a server.
+//! `dormouse repair`: reports corruption in a pool's directory, and on request writes everything intact to a fresh one.
+//! The directory must not be open in a server, and is never changed.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::path::Path;
 
-use super::holes::{Holes, tidy};
 use super::quarantine;
-use super::rebuild::rebuild;
-use crate::engine::disk::store::mark::{self, OpenError};
-use crate::engine::disk::store::open;
-use crate::engine::disk::store::repair::{self as files, RepairReport};
-use crate::engine::disk::store::{Fatal, Space, StoreLimits};
+use super::rebuild::{LISTS, entry, raise_numbers, rebuild, tidy};
+use crate::engine::disk::codec;
+use crate::engine::disk::state::summary;
+use crate::engine::disk::store::contents::{Contents, Stored};
+pub use crate::engine::disk::store::fresh::RepairTo;
+use crate::engine::disk::store::fresh::{self, Finished, Fresh};
+use crate::engine::disk::store::mark::{FORMAT, OpenError, lock_unchanged};
+use crate::engine::disk::store::{Fatal, Found, Space, Store};
 
-/// Checks the directory. If its files are corrupt, changes nothing unless `accept_loss`. If not, opens the store like a
-/// server and checks every table, the lists and the quarantine.
-pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
-    let mut report = files::repair(path, accept_loss)?;
-    if report.is_new || !report.opens() {
-        return Ok(report);
+/// Damage found in a directory, and what was done about it.
+#[derive(Debug, Default)]
+pub struct RepairReport {
+    /// Corruption, one line each.
+    pub damage: Vec<String>,
+    /// Remarks that are not errors.
+    pub notes: Vec<String>,
+    /// The directories with the intact and the damaged data, if the corruption was accepted.
+    pub written: Option<Finished>,
+    /// Whether the store is empty because its creation was interrupted.
+    pub is_new: bool,
+}
+
+impl RepairReport {
+    /// Returns whether a server can open the directory, or the one written.
+    pub fn opens(&self) -> bool {
+        self.damage.is_empty() || self.written.is_some()
     }
-    let fatal = |Fatal(reason)| OpenError::Damaged(path.to_owned(), reason);
-    let io = |e| OpenError::Io(path.to_owned(), e);
-    let (mut store, mut mark) =
-        open::open_locked(path, StoreLimits::OF_A_TOOL, mark::lock(path)?, accept_loss)?;
-    let holes = Holes::find(&store).map_err(io)?;
-    report.damage.extend(holes.lines());
-    let malformed = holes.malformed(&store).map_err(fatal)?;
-    report.damage.extend(malformed.iter().map(|list| format!("the list {list:?} has malformed entries")));
-    if accept_loss && !report.damage.is_empty() {
-        mark.write_repairing(true).map_err(io)?;
-        let jobs = holes.jobs(&store).map_err(fatal)?;
-        if !holes.is_empty() {
-            (store, mark) = holes.give_up(path, (store, mark), &mut report)?;
+}
+
+impl fmt::Display for RepairReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "format {}", FORMAT)?;
+        for line in &self.damage {
+            writeln!(f, "damaged: {line}")?;
         }
-        tidy(&store, jobs, &mut report).map_err(fatal)?;
-        let rebuilt = rebuild(&store).map_err(fatal)?;
-        mark.write_repairing(false).map_err(io)?;
-        report.accepted = true;
-        report.notes.extend(rebuilt.notes());
-    } else if let Some(number) = mark.was_closed() {
-        // Nothing was written, so the clean shutdown remains valid.
-        mark.close(number).map_err(io)?;
+        for line in &self.notes {
+            writeln!(f, "note: {line}")?;
+        }
+        match (self.damage.is_empty(), &self.written) {
+            (true, _) => writeln!(f, "nothing is damaged"),
+            (false, Some(Finished { path, damaged, .. })) => writeln!(
+                f,
+                "the undamaged part opens now: {}; the damaged directory, unchanged: {}",
+                path.display(),
+                damaged.display()
+            ),
+            (false, None) => writeln!(
+                f,
+                "nothing was changed. Restore a backup; or give up the damaged parts with --accept-loss, which \
+                 writes the rest to a fresh directory"
+            ),
+        }
     }
-    if !report.accepted && !holes.of(Space::Quarantine).is_empty() {
+}
+
+/// Checks the directory: every file, table and list. If anything is damaged and the loss is accepted, writes the rest
+/// to a fresh directory at `place`.
+pub fn repair(path: &Path, place: Option<RepairTo<'_>>) -> Result<RepairReport, OpenError> {
+    let io = |e| OpenError::Io(path.to_owned(), e);
+    let (_lock, said) = lock_unchanged(path)?;
+    let mut report = RepairReport::default();
+    if let Some(RepairTo::Beside) = place {
+        let left = fresh::clear(path).map_err(|e| OpenError::NotRepaired(path.to_owned(), e.to_string()))?;
+        report.notes.extend(left.map(|(from, to)| {
+            format!("{}, which an interrupted repair has left, is {} now", from.display(), to.display())
+        }));
+    }
+    if !said.made {
+        report.is_new = true;
+        report.notes.push("it is empty: its creation was interrupted".to_owned());
         return Ok(report);
     }
-    for (job, reason) in quarantine::list(&store).map_err(fatal)? {
-        report.notes.push(format!("job {} of {} is in quarantine: {reason}", job.id, job.queue));
+    let contents = Contents::read(path, said.closed).map_err(io)?;
+    report.damage.clone_from(&contents.damage);
+    for list in LISTS {
+        if has_malformed(&contents, list).map_err(io)? {
+            report.damage.push(format!("the list {list:?} has malformed entries"));
+        }
+    }
+    if contents.is_torn {
+        report.notes.push("the log ends in torn groups, which were never acknowledged".to_owned());
+    }
+    match place.filter(|_| !report.damage.is_empty()) {
+        Some(place) => {
+            let failed = |Fatal(e)| OpenError::NotRepaired(path.to_owned(), e);
+            report.written = Some(write(path, place, &contents, &mut report.notes).map_err(failed)?);
+        }
+        None => {
+            for row in contents.entries(Space::Quarantine).map_err(io)? {
+                let (key, value) = row.map_err(io)?;
+                report.notes.extend(quarantined(&key, &value));
+            }
+        }
     }
     Ok(report)
+}
+
+/// Describes a job in quarantine. A malformed row is not one.
+fn quarantined(key: &[u8], value: &[u8]) -> Option<String> {
+    let (job, reason) = quarantine::read(key, value).ok()?;
+    Some(format!("job {} of {} is in quarantine: {reason}", job.id, job.queue))
+}
+
+fn has_malformed(contents: &Contents, list: Space) -> std::io::Result<bool> {
+    for item in contents.entries(list)? {
+        let (key, value) = item?;
+        if entry(list, &key, &value).is_err() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Writes the intact contents to a fresh directory and completes it.
+fn write(
+    path: &Path,
+    place: RepairTo<'_>,
+    contents: &Contents,
+    notes: &mut Vec<String>,
+) -> Result<Finished, Fatal> {
+    let fresh = Fresh::create(path, place)?;
+    if let Err(e) = fill(&fresh, contents, notes) {
+        fresh.remove();
+        return Err(e);
+    }
+    let finished = fresh.finish()?;
+    if let Some(e) = &finished.trouble {
+        notes.push(format!("the damaged directory is kept as {}: {e}", finished.damaged.display()));
+    }
+    Ok(finished)
+}
+
+fn fill(fresh: &Fresh, contents: &Contents, notes: &mut Vec<String>) -> Result<(), Fatal> {
+    // The summary counts groups of the damaged log; usage is counted anew.
+    let is_derived = |space, key: &[u8]| match space {
+        Space::Meta => key.starts_with(summary::NAME),
+        Space::Quotas => codec::read_used_key(key).is_ok(),
+        _ => false,
+    };
+    let store = fresh.fill(contents, is_derived)?;
+    raise_numbers(&store)?;
+    // Lost jobs are reported one by one, and lists are rebuilt.
+    let is_rebuilt = |space: Space| LISTS.contains(&space) || matches!(space, Space::Jobs | Space::Keys);
+    for (space, name, _) in Space::ALL {
+        if contents.is_holed(space) && !is_rebuilt(space) {
+            notes.push(format!("the unreadable part of keyspace {name} is lost"));
+        }
+    }
+    tidy(&store, lost_jobs(&store, contents)?, notes)?;
+    notes.extend(rebuild(&store)?.notes());
+    for row in store.all(Space::Quarantine) {
+        let (key, value) = row?;
+        notes.extend(quarantined(&key, &value));
+    }
+    Ok(())
+}
+
+/// Returns the keys of listed jobs whose records are in an unreadable part. Later the entries of these jobs look like
+/// entries of acked jobs.
+fn lost_jobs(store: &Store, contents: &Contents) -> Result<BTreeSet<Vec<u8>>, Fatal> {
+    let mut found = BTreeSet::new();
+    for list in LISTS.into_iter().filter(|_| contents.is_holed(Space::Jobs)) {
+        for item in store.all(list) {
+            let (key, value) = item?;
+            let Ok((prefix, entry)) = entry(list, &key, &value) else { continue };
+            let job = codec::job_key(prefix, entry.id);
+            if matches!(store.job(&job)?, Found::Nothing) && contents.get(Space::Jobs, &job)? == Stored::Lost
+            {
+                found.insert(job);
+            }
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -59,13 +190,11 @@ mod tests {
 
     use super::*;
     use crate::clock::ManualClock;
-    use crate::engine::disk::codec;
     use crate::engine::disk::state::tables::Table;
     use crate::engine::disk::state::{Windows, load};
-    use crate::engine::disk::store::aside::Aside;
     use crate::engine::disk::store::merge::Merged;
     use crate::engine::disk::store::txn::Txn;
-    use crate::engine::disk::store::{Found, tables};
+    use crate::engine::disk::store::{StoreLimits, open};
     use crate::engine::disk::{DiskEngine, DiskOptions};
     use crate::engine::{Engine, SizeOf};
     use crate::job::{JobId, NewJob};
@@ -95,9 +224,26 @@ mod tests {
         }
     }
 
+    /// A pool in a directory of its own, where a repair can write beside it.
+    struct Pool {
+        _dir: tempfile::TempDir,
+        path: PathBuf,
+    }
+
+    impl Pool {
+        fn new() -> Pool {
+            let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+            Pool { path: dir.path().join("pool"), _dir: dir }
+        }
+
+        fn path(&self) -> &Path {
+            &self.path
+        }
+    }
+
     /// Creates a pool with ready jobs.
-    async fn pool_with_jobs() -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+    async fn pool_with_jobs() -> Pool {
+        let dir = Pool::new();
         let engine = DiskEngine::open(options(dir.path())).unwrap(); // new directory
         for from in (0..JOBS).step_by(60) {
             let jobs: Vec<_> = (from..from + 60).map(job).collect();
@@ -109,8 +255,8 @@ mod tests {
 
     /// Repairs a pool, accepting the loss, and opens it.
     fn repaired(pool: &Path) -> Arc<DiskEngine> {
-        let told = repair(pool, true).unwrap(); // it can be repaired
-        assert!(told.accepted, "{told}");
+        let told = repair(pool, Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some(), "{told}");
         DiskEngine::open(options(pool)).expect("it was repaired")
     }
 
@@ -166,30 +312,6 @@ mod tests {
         Ok((tables.rows(Table::Push).len() as u64, state.settings.len() as u64))
     }
 
-    #[tokio::test]
-    async fn a_repair_that_was_cut_off_is_done_again() {
-        let dir = pool_with_jobs().await;
-        {
-            // A list's table was dropped, and its jobs not yet added again.
-            let (store, mut mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
-            mark.write_repairing(true).unwrap(); // nothing is wrong with the disk
-            let mut txn = Txn::new(store.clone());
-            store.all(Space::Ready).for_each(|entry| txn.delete(Space::Ready, entry.unwrap().0)); // as above
-            txn.settle(true).unwrap(); // as above
-        }
-        let refused = DiskEngine::open(options(dir.path())).map(drop);
-        let says = refused.expect_err("an unfinished repair").to_string();
-        assert!(says.contains("a repair was interrupted: run it again"), "it says: {says}");
-        let report = repair(dir.path(), false).unwrap(); // it can be judged
-        assert!(!report.opens(), "it does not open: {report}");
-        let report = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(report.opens(), "it opens: {report}");
-        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
-        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap(); // nothing is wrong with the disk
-        assert_eq!(ready.jobs, JOBS, "jobs that are in their list again");
-        engine.close().await;
-    }
-
     /// Guards against a pool that no repair can make start, and against a repair that drops readable settings.
     #[tokio::test]
     async fn settings_that_can_be_read_outlive_a_bad_block() {
@@ -200,11 +322,11 @@ mod tests {
             forget_log(dir.path());
             damage(dir.path(), space, None);
             assert!(loaded(dir.path()).is_err(), "{space:?}: the pool does not start");
-            let told = repair(dir.path(), false).unwrap(); // it can be judged
+            let told = repair(dir.path(), None).unwrap(); // it can be judged
             assert_eq!(told.damage.len(), 1, "{space:?}: {told}");
-            let told = repair(dir.path(), true).unwrap(); // it can be repaired
-            assert!(told.accepted, "{space:?}: {told}");
-            let told = repair(dir.path(), false).unwrap(); // it can be judged
+            let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+            assert!(told.written.is_some(), "{space:?}: {told}");
+            let told = repair(dir.path(), None).unwrap(); // it can be judged
             assert_eq!(told.damage, [""; 0], "{space:?} is whole again: {told}");
             let (push, settings) = loaded(dir.path()).unwrap(); // it is whole
             if space != Space::Quotas {
@@ -238,8 +360,8 @@ mod tests {
         }
         forget_log(dir.path());
         damage(dir.path(), Space::Push, None);
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted, "{told}");
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some(), "{told}");
         let left = loaded(dir.path()).unwrap().0; // it is whole
         assert!((LARGE * 9 / 10..LARGE).contains(&left), "{left} rows of {LARGE} are left");
     }
@@ -264,14 +386,14 @@ mod tests {
             let named = format!("table {}", table.file_name().unwrap().to_string_lossy()); // it has one
             let refused = DiskEngine::open(options(dir.path())).map(drop).expect_err("a table is damaged");
             assert!(refused.to_string().contains(&named), "{part}: the start says which, and not: {refused}");
-            let told = repair(dir.path(), false).unwrap(); // it can be judged
+            let told = repair(dir.path(), None).unwrap(); // it can be judged
             assert!(
                 told.damage.iter().any(|line| line.contains(&named)),
                 "{part}: the repair says which: {told}"
             );
             assert!(!told.opens(), "{part}: nothing was changed: {told}");
-            let told = repair(dir.path(), true).unwrap(); // it can be repaired
-            assert!(told.accepted, "{part}: {told}");
+            let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+            assert!(told.written.is_some(), "{part}: {told}");
             let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
             let ready = ready(&engine).await;
             assert_eq!(ready, JOBS, "{part}: jobs that are in their list again");
@@ -282,7 +404,7 @@ mod tests {
     /// Guards against a repair that loses jobs which the log has completely.
     #[tokio::test]
     async fn jobs_of_a_table_that_is_lost_come_from_the_log() {
-        for is_cut_off in [false, true] {
+        for is_missing in [false, true] {
             let dir = pool_with_jobs().await;
             fill(dir.path(), Space::Push, &[b"s"]);
             // A newer table is intact, and has none of the jobs of the lost one.
@@ -290,19 +412,16 @@ mod tests {
             engine.publish(vec![job(JOBS)].into()).await.unwrap(); // nothing is wrong with the disk
             engine.close().await;
             fill(dir.path(), Space::Push, &[b"l"]);
-            damage(dir.path(), Space::Jobs, Some(b"tli"));
-            if is_cut_off {
-                // As if a repair was killed after moving the table aside and before reading the log.
-                mark::lock(dir.path()).unwrap().write_repairing(true).unwrap(); // nobody has it open
-                let mut aside = Aside::new(dir.path()).unwrap(); // nothing is wrong with the disk
-                tables::mend(&dir.path().join("trees/jobs"), &mut aside).unwrap(); // as above
+            match is_missing {
+                true => fs::remove_file(largest(dir.path(), Space::Jobs)).unwrap(), // it was listed
+                false => damage(dir.path(), Space::Jobs, Some(b"tli")),
             }
-            let told = repair(dir.path(), true).unwrap(); // it can be repaired
-            assert!(told.accepted && (is_cut_off || told.damage[0].contains("keyspace jobs")), "{told}");
-            let told = repair(dir.path(), false).unwrap(); // it can be judged
+            let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+            assert!(told.written.is_some() && told.damage[0].contains("keyspace jobs"), "{told}");
+            let told = repair(dir.path(), None).unwrap(); // it can be judged
             assert_eq!(told.damage, [""; 0], "it is whole: {told}");
             let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // as above
-            assert_eq!(store.all(Space::Jobs).count() as u64, JOBS + 1, "jobs, cut off: {is_cut_off}");
+            assert_eq!(store.all(Space::Jobs).count() as u64, JOBS + 1, "jobs, missing: {is_missing}");
             assert_eq!(store.all(Space::Push).count() as u64, 2 * ROWS, "rows of another keyspace");
         }
     }
@@ -351,18 +470,19 @@ mod tests {
         let dir = pool_with_jobs().await;
         forget_log(dir.path());
         damage(dir.path(), Space::Jobs, None);
-        let told = repair(dir.path(), false).unwrap(); // it can be judged
+        let told = repair(dir.path(), None).unwrap(); // it can be judged
         assert!(!told.opens() && told.damage[0].starts_with("keyspace jobs: table "), "{told}");
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
         let lost = told.notes.iter().filter(|note| note.contains("is lost: its record")).count() as u64;
-        assert!(told.accepted && (1..JOBS / 4).contains(&lost), "one block of jobs is lost: {told}");
+        assert!(told.written.is_some() && (1..JOBS / 4).contains(&lost), "one block of jobs is lost: {told}");
         assert!(
             told.notes.contains(&format!("{lost} jobs are lost: their records could not be read")),
             "{told}"
         );
-        let kept = told.aside.iter().any(|(from, _)| from.starts_with(dir.path().join("trees/jobs/tables")));
-        assert!(kept, "the table is kept: {told}");
-        let told = repair(dir.path(), false).unwrap(); // it can be judged
+        let kept = &told.written.as_ref().unwrap().damaged; // as above
+        let again = repair(kept, None).unwrap(); // it can be judged
+        assert_eq!(again.damage, told.damage, "the damaged directory is kept: {again}");
+        let told = repair(dir.path(), None).unwrap(); // it can be judged
         assert_eq!(told.damage, [""; 0], "it is whole: {told}");
         {
             let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
@@ -383,8 +503,8 @@ mod tests {
         let dir = pool_with_jobs().await;
         fill(dir.path(), Space::Push, &[b"s"]);
         damage(dir.path(), Space::Jobs, None);
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted && told.to_string().contains("0 jobs are lost"), "{told}");
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some() && told.to_string().contains("0 jobs are lost"), "{told}");
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
         assert_eq!(engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs, JOBS, "jobs"); // as above
         engine.close().await;
@@ -406,8 +526,8 @@ mod tests {
         fill(dir.path(), Space::Push, &[b"s"]);
         damage(dir.path(), Space::Jobs, None);
         damage(dir.path(), Space::Tokens, Some(b"data"));
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted && told.to_string().contains("0 jobs are lost"), "{told}");
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some() && told.to_string().contains("0 jobs are lost"), "{told}");
         let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it was repaired
         let kept: Vec<_> = store.all(Space::Tokens).map(|row| row.unwrap().0.to_vec()).collect(); // as above
         assert_eq!(kept, rows, "rows that the log had");
@@ -472,11 +592,11 @@ mod tests {
             damage(dir.path(), space, Some(b"data"));
             let name = space.name();
             assert!(DiskEngine::open(options(dir.path())).is_err(), "{name}: it does not start");
-            let told = repair(dir.path(), false).unwrap(); // it can be judged
+            let told = repair(dir.path(), None).unwrap(); // it can be judged
             assert!(told.damage.iter().any(|line| line.contains(name)), "{name}: {told}");
-            let told = repair(dir.path(), true).unwrap(); // it can be repaired
+            let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
             assert!(
-                told.accepted && told.to_string().contains(&format!("keyspace {name} is lost")),
+                told.written.is_some() && told.to_string().contains(&format!("keyspace {name} is lost")),
                 "{told}"
             );
             let engine = DiskEngine::open(options(dir.path())).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -488,20 +608,18 @@ mod tests {
         }
     }
 
-    /// Guards against a repair that always fails because it reads numbers in a bad block before dropping the block:
-    /// after an interruption, or with other damage too.
+    /// Guards against a repair that always fails because it reads numbers in a bad block, alone or with other damage.
     #[tokio::test]
     async fn a_bad_block_of_meta_stops_no_repair_of_something_else() {
-        for is_cut_off in [false, true] {
+        for is_alone in [false, true] {
             let dir = pool_with_jobs().await;
             forget_log(dir.path());
             damage(dir.path(), Space::Meta, Some(b"data"));
-            match is_cut_off {
-                true => mark::lock(dir.path()).unwrap().write_repairing(true).unwrap(), // nobody has it open
-                false => damage(dir.path(), Space::Ready, Some(b"tli")),
+            if !is_alone {
+                damage(dir.path(), Space::Ready, Some(b"tli"));
             }
-            let told = repair(dir.path(), true).expect("it can be repaired");
-            assert!(told.accepted && told.to_string().contains("keyspace meta is lost"), "{told}");
+            let told = repair(dir.path(), Some(RepairTo::Beside)).expect("it can be repaired");
+            assert!(told.written.is_some() && told.to_string().contains("keyspace meta is lost"), "{told}");
             let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
             let again = engine.publish(vec![job(JOBS - 1)].into()).await;
             assert!(again.is_err(), "a job of this id is stored: {again:?}");
@@ -509,7 +627,7 @@ mod tests {
             engine.close().await;
             let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it was repaired
             let ready = store.all(Space::Ready).count() as u64;
-            assert_eq!(ready, JOBS + 1, "each job has an entry of its own, cut off: {is_cut_off}");
+            assert_eq!(ready, JOBS + 1, "each job has an entry of its own, alone: {is_alone}");
         }
     }
 
@@ -520,15 +638,22 @@ mod tests {
         let gone = job(3);
         {
             let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
-            store.write_out(Duration::MAX).unwrap(); // nothing is wrong with the disk
             let mut txn = Txn::new(store.clone());
+            // The first file of the log gets full and is not needed afterwards, the second begins before these jobs.
+            (0..9u8).for_each(|n| txn.put(Space::Once, [b'k', n], vec![n; 1 << 20]));
+            txn.settle(true).unwrap(); // nothing is wrong with the disk
+            for job in store.all(Space::Jobs) {
+                let (key, value) = job.unwrap(); // it is whole
+                txn.put(Space::Jobs, key, value);
+            }
+            txn.settle(true).unwrap(); // as above
             txn.delete_job(codec::job_key(&codec::queue_key(&queue()), gone.id));
             txn.settle(true).unwrap(); // as above
-            store.rewrite(Space::Jobs, &[]).unwrap(); // as above
+            store.write_out(Duration::MAX).unwrap(); // as above
         }
         damage(dir.path(), Space::Jobs, Some(b"tli"));
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted && told.damage[0].contains("keyspace jobs"), "{told}");
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some() && told.damage[0].contains("keyspace jobs"), "{told}");
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
         let ready = ready(&engine).await;
         assert_eq!(ready, JOBS - 1, "every job that the log has, but for the one that was deleted: {told}");
@@ -575,22 +700,20 @@ mod tests {
         fill(dir.path(), Space::Quotas, &[b"u"]);
         damage(dir.path(), Space::Ready, None);
         damage(dir.path(), Space::Quotas, None);
-        let told = repair(dir.path(), true).expect("one repair is enough");
-        assert!(told.accepted, "{told}");
+        let told = repair(dir.path(), Some(RepairTo::Beside)).expect("one repair is enough");
+        assert!(told.written.is_some(), "{told}");
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
         let ready = ready(&engine).await;
         assert_eq!(ready, JOBS, "every job is ready: {told}");
         engine.close().await;
     }
 
-    /// Guards against entries and quarantine rows of jobs dropped by an interrupted repair, which would count forever.
+    /// Guards against entries and quarantine rows of jobs that are lost, which would count forever.
     #[tokio::test]
-    async fn what_stands_for_a_job_that_is_lost_goes_also_when_a_repair_was_cut_off() {
+    async fn what_stands_for_a_job_that_is_lost_goes() {
         let dir = pool_with_jobs().await;
         {
-            // The tables with the jobs were moved aside.
-            let (store, mut mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
-            mark.write_repairing(true).unwrap(); // nothing is wrong with the disk
+            let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
             let mut txn = Txn::new(store.clone());
             for n in 0..7 {
                 let key = codec::job_key(&codec::queue_key(&queue()), job(n).id);
@@ -598,10 +721,14 @@ mod tests {
                 txn.put(Space::Quarantine, &key, codec::quarantined(&entry, "a bad sector"));
                 txn.delete_job(key);
             }
-            txn.settle(true).unwrap(); // as above
+            txn.settle(true).unwrap(); // nothing is wrong with the disk
         }
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted && told.to_string().contains("7 jobs are lost"), "{told}");
+        fill(dir.path(), Space::Push, &[b"s"]);
+        damage(dir.path(), Space::Push, Some(b"tli"));
+        let told = repair(dir.path(), None).unwrap(); // it can be judged
+        assert!(told.to_string().contains("is in quarantine: a bad sector"), "{told}");
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some() && told.to_string().contains("7 jobs are lost"), "{told}");
         assert!(!told.to_string().contains("is in quarantine"), "{told}");
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
         let ready = ready(&engine).await;
@@ -622,8 +749,8 @@ mod tests {
             bytes.windows(row.len()).position(|at| at == row).expect("the last group is in the first file");
         bytes[at] ^= 0x55;
         fs::write(&log, bytes).unwrap(); // as above
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted && told.damage.iter().any(|line| line.contains("log/0")), "{told}");
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some() && told.damage.iter().any(|line| line.contains("log/0")), "{told}");
         assert!(told.to_string().contains("0 jobs are lost"), "{told}");
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
         assert_eq!(engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs, JOBS, "jobs"); // as above
@@ -651,11 +778,11 @@ mod tests {
             assert!(matches!(store.job(&key(JOBS)), Ok(Found::Nothing)), "a job that is not there");
         };
         all_read();
-        let told = repair(dir.path(), false).unwrap(); // it can be judged
+        let told = repair(dir.path(), None).unwrap(); // it can be judged
         assert!(!told.opens() && told.damage[0].starts_with("keyspace jobs: table "), "{told}");
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted && told.to_string().contains("0 jobs are lost"), "{told}");
-        let told = repair(dir.path(), false).unwrap(); // it can be judged
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some() && told.to_string().contains("0 jobs are lost"), "{told}");
+        let told = repair(dir.path(), None).unwrap(); // it can be judged
         assert_eq!(told.damage, [""; 0], "it is whole: {told}");
         all_read();
     }
@@ -679,5 +806,85 @@ mod tests {
         let engine = repaired(dir.path());
         assert!(engine.now() >= due, "it is {}, and a job that was due at {due} is ready", engine.now());
         engine.close().await;
+    }
+
+    /// Guards against an older value that comes back because the newer one is in a bad block, and against a deletion
+    /// that is forgotten.
+    #[tokio::test]
+    async fn an_older_value_below_a_bad_block_does_not_come_back() {
+        let dir = Pool::new();
+        let put = |rounds: std::ops::Range<u64>| {
+            let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
+            for round in rounds {
+                let mut txn = Txn::new(store.clone());
+                for n in 0..ROWS {
+                    let key = format!("s{n:05}");
+                    match (round, n % 3) {
+                        (1, 0) => txn.delete(Space::Push, key),
+                        _ => txn.put(Space::Push, key, row(b"", round * ROWS + n).1.repeat(4)),
+                    }
+                }
+                txn.settle(true).unwrap(); // nothing is wrong with the disk
+                store.write_out(Duration::MAX).unwrap(); // as above
+            }
+        };
+        put(0..2);
+        forget_log(dir.path());
+        let tables = dir.path().join("trees/push/tables");
+        let mut tables: Vec<_> = fs::read_dir(tables).unwrap().map(|entry| entry.unwrap().path()).collect(); // two
+        tables.sort();
+        let newer = tables.pop().unwrap(); // as above
+        let mut bytes = fs::read(&newer).unwrap(); // as above
+        let middle = bytes.len() / 3;
+        bytes[middle..middle + 10].iter_mut().for_each(|byte| *byte ^= 0x55);
+        fs::write(&newer, bytes).unwrap(); // as above
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some(), "{told}");
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it was repaired
+        let mut left = 0;
+        for item in store.all(Space::Push) {
+            let (key, value) = item.unwrap(); // as above
+            let n: u64 = String::from_utf8_lossy(&key[1..]).parse().unwrap(); // as it was written
+            assert_ne!(n % 3, 0, "row {n} was deleted");
+            assert_eq!(*value, *row(b"", ROWS + n).1.repeat(4), "row {n} has its newest value");
+            left += 1;
+        }
+        assert!((ROWS / 2..ROWS * 2 / 3).contains(&left), "{left} rows are left, all but one block");
+    }
+
+    /// Guards against a directory of somebody else that is deleted or moved.
+    #[tokio::test]
+    async fn only_what_a_repair_has_left_is_deleted() {
+        let dir = pool_with_jobs().await;
+        fill(dir.path(), Space::Push, &[b"s"]);
+        damage(dir.path(), Space::Ready, Some(b"tli"));
+        let (left, whole) = (dir.path().with_extension("repairing"), pool_with_jobs().await);
+        let refused = |says: &str| {
+            let refused = repair(dir.path(), Some(RepairTo::Beside)).map(drop).expect_err(says).to_string();
+            assert!(refused.contains("is unchanged") && refused.contains(says), "it says: {refused}");
+        };
+        // A pool inside of this one would move with it.
+        fs::create_dir(dir.path().join("other")).unwrap(); // the temporary directory can be written
+        refused("it also contains other");
+        assert!(!left.exists(), "nothing was written");
+        fs::remove_dir(dir.path().join("other")).unwrap(); // as above
+        fs::create_dir(&left).unwrap(); // as above
+        fs::write(left.join("a file"), "of somebody else").unwrap(); // as above
+        refused("is in the way");
+        fs::remove_dir_all(&left).unwrap(); // as above
+        // Killed after the exchange: the whole directory might be the damaged one.
+        fs::rename(whole.path(), &left).unwrap(); // as above
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        let kept = told.written.as_ref().map(|written| written.damaged.clone()).unwrap(); // as above
+        assert!(kept.ends_with("pool.damaged-2"), "it says: {told}");
+        assert!(told.notes[0].contains("is ") && told.notes[0].contains("pool.damaged-1"), "it says: {told}");
+        let engine = DiskEngine::open(options(&dir.path().with_extension("damaged-1"))).expect("it is whole");
+        assert_eq!(ready(&engine).await, JOBS, "jobs of a directory that is complete");
+        engine.close().await;
+        // Killed before: it has no mark.
+        damage(dir.path(), Space::Jobs, Some(b"tli"));
+        fs::create_dir_all(left.join("trees/jobs")).unwrap(); // as above
+        let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some() && !left.exists(), "it says: {told}");
     }
 }

@@ -68,11 +68,7 @@ impl WriterState {
             return Ok(());
         }
         match self.txn.job(&key)? {
-            Found::Nothing => {
-                // A repair may have been killed between the job and this row.
-                self.leave_quarantine(&key);
-                return Ok(());
-            }
+            Found::Nothing => return Ok(()),
             // Its list is unknown; any entry of it is stale from now on.
             Found::Corrupt(_) => self.queues.sweep_at(&job.queue, 0),
             Found::Record(record) => {

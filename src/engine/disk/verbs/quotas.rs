@@ -212,7 +212,7 @@ mod tests {
     use crate::engine::disk::state::{Windows, load};
     use crate::engine::disk::store::txn::Txn;
     use crate::engine::disk::store::{StoreLimits, open};
-    use crate::engine::disk::upkeep::rebuild;
+    use crate::engine::disk::upkeep::repair::{RepairTo, repair};
     use crate::engine::disk::{DiskEngine, DiskOptions};
     use crate::engine::{Engine, Publication, Quota, Release};
     use crate::job::JobId;
@@ -252,14 +252,20 @@ mod tests {
         engine.delete_dead(&queue, 1).await.unwrap();
         engine.close().await;
         drop(engine);
-        let (store, _mark) = open::open(&options.path, StoreLimits::OF_A_TOOL).unwrap(); // closed just now
         let windows =
             Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
-        let state = load::load(store.clone(), options.clock.clone(), windows, None).unwrap(); // it reads
+        let loaded = || {
+            let (store, mark) = open::open(&options.path, StoreLimits::OF_A_TOOL).unwrap(); // nobody has it open
+            (load::load(store, options.clock.clone(), windows, None).unwrap(), mark) // it reads
+        };
+        let (state, mark) = loaded();
         let used = state.quotas.get(&queue.namespace).map(|of| (of.jobs, of.bytes, of.is_exact()));
         assert_eq!(used, Some((4, 3 + 6 + 8 + 10, true)), "one runs, one is ready, two are delayed");
-        rebuild::rebuild(&store).unwrap(); // as above
-        let state = load::load(store, options.clock, windows, None).unwrap(); // as above
+        drop((state, mark));
+        std::fs::remove_file(options.path.join("trees/ready/current")).unwrap(); // it is there
+        let told = repair(&options.path, Some(RepairTo::Beside)).unwrap(); // it can be repaired
+        assert!(told.written.is_some(), "{told}");
+        let (state, _mark) = loaded();
         assert!(state.quotas.is_empty(), "where jobs may be lost they are counted anew");
     }
 

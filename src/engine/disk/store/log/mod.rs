@@ -107,9 +107,9 @@ impl Files {
 }
 
 impl Log {
-    /// Creates an empty log in `dir`, an existing empty directory. `first` is the number of its first group and `turn`
-    /// that of its first file.
-    pub fn create(dir: &Path, first: u64, turn: u64) -> Result<()> {
+    /// Creates an empty log in `dir`, an existing empty directory. `first` is the number of its first group.
+    pub fn create(dir: &Path, first: u64) -> Result<()> {
+        let turn = 1;
         let pool = std::hash::BuildHasher::hash_one(&std::collections::hash_map::RandomState::new(), DIR);
         let file = slots::create(dir, 0)?.file;
         file.write_all_at(&FileHead { pool, turn, first }.to_bytes(), 0)?;

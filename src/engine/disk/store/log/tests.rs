@@ -7,7 +7,7 @@ use crate::engine::disk::store::Space;
 /// Creates a log in a temporary directory.
 fn new() -> (tempfile::TempDir, Log) {
     let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-    Log::create(dir.path(), 1, 1).unwrap(); // nothing is wrong with the disk
+    Log::create(dir.path(), 1).unwrap(); // nothing is wrong with the disk
     let log = opened(dir.path());
     (dir, log)
 }
