@@ -1,10 +1,9 @@
 //! Push sends a queue's jobs to a URL. One [`worker`] per pushed queue consumes them through the dispatcher,
-//! like any consumer, and only into free slots. Settings and results are in the store of tokens and limits,
-//! so that all servers share them. Knows the engine's verbs and an HTTP client, and nothing of the HTTP
-//! server.
+//! like any consumer, and only into free slots. Settings and results are shared by all servers. Knows the engine's
+//! verbs and an HTTP client, and nothing of the HTTP server.
 //!
 //! ```text
-//! Push ── every half second, or at once after a change here ──> PushStore::records
+//! Push ── every half second, or at once after a change here ──> Records
 //!   └── worker of each queue ── setting ── client: address, TLS, connections
 //!         ├── breaker, slow-down, window: how many requests may begin now
 //!         └── delivery: builds requests, judges responses
@@ -21,6 +20,7 @@ pub mod limits;
 pub mod names;
 mod ok_when;
 mod record;
+pub mod records;
 pub mod setting;
 pub mod shared;
 pub mod shown;
@@ -42,12 +42,13 @@ use tokio::time::{Instant, timeout};
 use self::address::AddressGuard;
 use self::delivery::{Plan, Verdict};
 use self::record::{BOTH_SIGN, PushRecord, Switch};
+use self::records::{KnownRecords, Stored};
 use self::setting::Setting;
 use self::shared::{LOOK, PushServer, PushedPool, PushedQueue};
 pub use self::shown::PushState;
 use self::shown::{NewSecret, SeenPush, ShownPush, Tested};
 use self::sign::SigningSecret;
-use self::store::{PushKey, PushRecords, Version};
+use self::store::PushKey;
 use crate::clock::Millis;
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, Queue, QueueName};
@@ -116,12 +117,19 @@ impl Push {
     /// Applies settings until the tasks are stopped.
     pub async fn run(self: Arc<Self>) {
         let stop = self.server.tasks.stopping().clone();
-        let mut known = None;
+        let (mut known, mut is_behind) = (KnownRecords::default(), false);
         while !stop.is_cancelled() {
-            if self.a_worker_died() {
-                known = None; // it is started again
+            // A worker that has died is started again.
+            is_behind |= self.a_worker_died();
+            let read = stop.run_until_cancelled(self.server.records.catch_up(&mut known)).await;
+            let Some(read) = read else { return };
+            self.server.outage.report(&read);
+            // After an error the current workers go on; `known` may be incomplete.
+            is_behind |= !matches!(read, Ok(false));
+            if is_behind && read.is_ok() {
+                self.follow(&known.all);
+                is_behind = false;
             }
-            known = stop.run_until_cancelled(self.refresh(known)).await.flatten();
             self.divide();
             // A notification or the timeout: both refresh.
             let _ = stop.run_until_cancelled(timeout(LOOK, self.changed.notified())).await;
@@ -157,49 +165,33 @@ impl Push {
         workers.len() < before
     }
 
-    /// Asks the store for changed records, and updates the workers. Returns the version that is now known.
-    async fn refresh(&self, known: Option<Version>) -> Option<Version> {
-        let records = self.server.store.records(known).await;
-        self.server.outage.report(&records);
-        match records {
-            Ok(None) => known,
-            Ok(Some(records)) => {
-                let version = records.version;
-                self.follow(records);
-                Some(version)
-            }
-            // The current workers go on.
-            Err(_) => known,
-        }
-    }
-
-    /// Removes locked records, so that their workers end: their settings may have changed. Logs newly locked ones.
-    fn leave_out_locked(&self, records: &mut PushRecords) {
-        let is_locked = |(key, record): &mut (PushKey, bytes::Bytes)| {
-            encrypted::locked(record).is_some() && self.pools.contains_key(&key.pool)
+    /// Returns the locked records, whose workers end: their settings may have changed. Logs newly locked ones.
+    fn locked(&self, records: &BTreeMap<PushKey, bytes::Bytes>) -> HashSet<PushKey> {
+        let is_locked = |(key, record): &(&PushKey, &bytes::Bytes)| {
+            self.pools.contains_key(&key.pool) && encrypted::locked(record).is_some()
         };
-        let locked: HashSet<PushKey> = records.all.extract_if(.., is_locked).map(|(key, _)| key).collect();
+        let locked: HashSet<PushKey> = records.iter().filter(is_locked).map(|(key, _)| key.clone()).collect();
         let mut before = self.locked.lock();
         let mut new = locked.difference(&before);
         if let Some(queue) = new.next() {
             let queues = 1 + new.count();
             tracing::error!(queues, %queue, "push: nothing is sent from some queues: {LOCKED}");
         }
-        *before = locked;
+        before.clone_from(&locked);
+        locked
     }
 
-    fn follow(&self, mut records: PushRecords) {
-        self.leave_out_locked(&mut records);
+    fn follow(&self, records: &BTreeMap<PushKey, bytes::Bytes>) {
+        let locked = self.locked(records);
         let mut workers = self.workers.lock();
-        let there: HashSet<&PushKey> = records.all.iter().map(|(key, _)| key).collect();
-        workers.retain(|key, _| there.contains(key));
-        for (key, bytes) in records.all {
+        workers.retain(|key, _| records.contains_key(key) && !locked.contains(key));
+        for (key, bytes) in records.iter().filter(|(key, _)| !locked.contains(*key)) {
             // Another server may have more pools.
             let Some(pool) = self.pools.get(&key.pool) else { continue };
-            if workers.get(&key).is_some_and(|running| running.record == bytes) {
+            if workers.get(key).is_some_and(|running| running.record == *bytes) {
                 continue;
             }
-            let record = PushRecord::parse(&bytes, &key.queue.name);
+            let record = PushRecord::parse(bytes, &key.queue.name);
             let plan = match record.and_then(|record| Plan::new(&key.queue, &record)) {
                 Ok(plan) => Arc::new(plan),
                 Err(why) => {
@@ -207,9 +199,9 @@ impl Push {
                     continue;
                 }
             };
-            match workers.get_mut(&key) {
+            match workers.get_mut(key) {
                 Some(running) => {
-                    running.record = bytes;
+                    running.record = bytes.clone();
                     running.plan.send_replace(plan);
                 }
                 None => {
@@ -218,7 +210,7 @@ impl Push {
                     let queue = PushedQueue::new(self.server.clone(), pool.clone(), key.clone());
                     let run = worker::run(Arc::new(queue), plans, down_since.clone());
                     let task = self.server.tasks.spawn(run);
-                    workers.insert(key, Running { plan, record: bytes, down_since, task });
+                    workers.insert(key.clone(), Running { plan, record: bytes.clone(), down_since, task });
                 }
             }
         }
@@ -310,7 +302,7 @@ impl Push {
 
     /// Returns the setting and the results of a queue.
     pub async fn get(&self, key: &PushKey) -> Result<SeenPush> {
-        let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
+        let Stored { plain: bytes, .. } = self.server.records.get(key).await?.ok_or(PushError::NotFound)?;
         let seen = self.server.store.seen(key).await?;
         let push = match encrypted::locked(&bytes) {
             Some(record) => ShownPush::locked(key, record.setting),
@@ -321,13 +313,13 @@ impl Push {
 
     /// Deletes the setting and the secret. Jobs stay. Deleting a missing setting succeeds.
     pub async fn delete(&self, key: &PushKey) -> Result<()> {
-        while let Some(old) = self.server.store.record(key).await? {
-            if self.server.store.swap(key, Some(old), None).await? {
+        while let Some(old) = self.server.records.get(key).await? {
+            if self.server.records.put(key, None, Some(old.version)).await? {
                 self.changed.notify_one();
                 break;
             }
         }
-        Ok(())
+        Ok(self.server.store.forget(key).await?)
     }
 
     /// Stops sending until the queue is resumed.
@@ -371,8 +363,8 @@ impl Push {
 
     /// Sends one signed test request, and returns the result.
     pub async fn test(&self, key: &PushKey) -> Result<Tested> {
-        let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
-        let record = record::read(key, &bytes)?;
+        let stored = self.server.records.get(key).await?.ok_or(PushError::NotFound)?;
+        let record = record::read(key, &stored.plain)?;
         let corrupt = |why: String| Error::corrupt(format!("{key}: {why}"));
         let plan = Plan::new(&key.queue, &record).map_err(corrupt)?;
         let now = self.server.now();
@@ -402,10 +394,10 @@ impl Push {
         next.queue.name = on_dead.clone();
         for _ in 0..MAX_ON_DEAD {
             // A record that cannot be read leads nowhere.
-            let record = self.server.store.record(&next).await?;
-            let leads_to = |record: bytes::Bytes| match encrypted::locked(&record) {
+            let record = self.server.records.get(&next).await?;
+            let leads_to = |record: Stored| match encrypted::locked(&record.plain) {
                 Some(locked) => locked.setting.on_dead(),
-                None => PushRecord::parse(&record, &next.queue.name).ok()?.setting.on_dead,
+                None => PushRecord::parse(&record.plain, &next.queue.name).ok()?.setting.on_dead,
             };
             match record.and_then(leads_to) {
                 None => return Ok(None),

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, watch};
 use tokio::time::Instant;
@@ -14,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::client;
 use super::limits::{Part, PushShares};
 use super::record::{self, PushRecord};
+use super::records::Records;
 use super::store::{PushKey, PushReport, PushStore};
 use crate::clock::{Clock, Millis};
 use crate::dispatch::Dispatcher;
@@ -36,8 +36,9 @@ pub const MEMORY: usize = 256 << 10;
 /// Shared by all workers of this server.
 #[derive(Debug)]
 pub struct PushServer {
+    pub records: Records,
     pub store: Arc<dyn PushStore>,
-    /// Receives whether calls of the store succeed.
+    /// Receives whether calls of the settings succeed.
     pub outage: Arc<Outage>,
     pub client: Arc<dyn client::Send>,
     pub clock: Arc<dyn Clock>,
@@ -67,13 +68,14 @@ impl PushServer {
         mut change: impl FnMut(Result<Option<PushRecord>>) -> std::result::Result<Option<PushRecord>, E>,
     ) -> std::result::Result<Option<PushRecord>, E> {
         loop {
-            let old = self.store.record(key).await.inspect_err(|error| self.outage.failed(error))?;
-            let record = match old.as_ref().map(|old: &Bytes| record::read(key, old)).transpose() {
+            let old = self.records.get(key).await.inspect_err(|error| self.outage.failed(error))?;
+            let record = match old.as_ref().map(|old| record::read(key, &old.plain)).transpose() {
                 Err(Error::Locked) => return Err(Error::Locked.into()),
                 record => record,
             };
             let Some(new) = change(record)? else { return Ok(None) };
-            if self.store.swap(key, old, Some(new.to_bytes().into())).await? {
+            let version = old.map(|old| old.version);
+            if self.records.put(key, Some(new.to_bytes().into()), version).await? {
                 return Ok(Some(new));
             }
         }

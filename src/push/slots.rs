@@ -156,6 +156,10 @@ async fn report(queue: &PushedQueue) {
     if report == PushReport::default() {
         return;
     }
+    // A deleted setting has no results.
+    if matches!(queue.server.records.get(&queue.key).await, Ok(None)) {
+        return;
+    }
     report.delivered_ago = queue.delivered.lock().map(|at| at.elapsed());
     let told = queue.server.store.report(&queue.key, report.clone()).await;
     queue.server.outage.report(&told);

@@ -40,7 +40,6 @@ use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
 use crate::process::version::Build;
-use crate::push::encrypted::Encrypted;
 use crate::push::limits::PushShares;
 
 /// Maximum connections of the admin port.
@@ -140,6 +139,7 @@ impl Server {
         let push = PushParts {
             guard,
             client: client(files.push_connections.max(2)),
+            keys: keys.unwrap_or_default(),
             // As many may be kept idle after their requests.
             connections: PushShares::new((files.push_connections / 2).max(1)),
         };
@@ -176,7 +176,7 @@ impl Server {
             skip_verification: options.skip_verification,
             stores: &stores,
             served,
-            admin_stores: (tokens, Arc::new(Encrypted::new(push_store, keys.unwrap_or_default())), settings),
+            admin_stores: (tokens, push_store, settings),
             outage,
             push,
             zones,

@@ -34,6 +34,8 @@ use crate::push::Push;
 use crate::push::address::AddressGuard;
 use crate::push::client::Client;
 use crate::push::limits::PushShares;
+use crate::push::encrypted::SecretKeys;
+use crate::push::records::Records;
 use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::quotas::QuotaManager;
 use crate::random;
@@ -62,10 +64,11 @@ pub struct StateParts<'a> {
     pub port: u16,
 }
 
-/// Parts of push: address guard, client, and connection shares.
+/// Parts of push: address guard, client, keys of secrets, and connection shares.
 pub struct PushParts {
     pub guard: Arc<AddressGuard>,
     pub client: Client,
+    pub keys: SecretKeys,
     pub connections: Arc<PushShares>,
 }
 
@@ -104,6 +107,7 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
     let server_id = random::ulid().to_string();
     let schedule_server = if has_own_settings { "the only server" } else { &*server_id };
     let push_server = PushServer {
+        records: Records::new(settings.clone(), parts.push.keys),
         store: push_store,
         outage: outage.clone(),
         client: Arc::new(parts.push.client),

@@ -233,14 +233,16 @@ pub async fn admin_store(
                 Ok(RedisAdmin::connect(&address, prefix, outage.clone(), tasks).await?)
             });
             let store = opened.await.map_err(|e| failed(&e))?;
-            let failed = StoreEnd::WithServer(Box::pin(store.failed()));
-            stores.failures.push(("tokens and limits".into(), failed));
+            let end = StoreEnd::WithServer(Box::pin(store.failed()));
+            stores.failures.push(("tokens and limits".into(), end));
             let (push, settings) = (RedisPush::new(&store), RedisSettings::new(&store));
+            settings.refuse_earlier().await.map_err(|e| failed(&e))?;
             (Arc::new(store), Arc::new(push), Arc::new(settings))
         }
         (None, Some(disk)) => {
             let store = DiskAdmin::new(disk).map_err(|e| failed(&e))?;
-            let push = DiskPush::new(disk).map_err(|e| failed(&e))?;
+            let push = DiskPush::new(disk);
+            push.forget_lent().await.map_err(|e| failed(&e))?;
             let settings = directory_settings(config, tls, patience, stores, outage, tasks).await;
             (Arc::new(store), Arc::new(push), settings.map_err(|e| failed(&e))?)
         }
@@ -276,7 +278,9 @@ async fn directory_settings(
     });
     let store = opened.await?;
     stores.failures.push(("settings".into(), StoreEnd::WithServer(Box::pin(store.failed()))));
-    Ok(Arc::new(RedisSettings::new(&store)))
+    let settings = RedisSettings::new(&store);
+    settings.refuse_earlier().await?;
+    Ok(Arc::new(settings))
 }
 
 /// Returns the engine options of a pool on Redis.

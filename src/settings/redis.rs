@@ -21,6 +21,10 @@ use crate::error::{Error, Result};
 
 /// The hash of all records.
 const RECORDS: &str = "dormouse/settings";
+/// Hash of push settings in versions before the first release, with a field without a name.
+const PUSH_BEFORE_SETTINGS: &str = "dormouse/push";
+const OF_EARLIER_VERSION: &str = "the Redis has push settings of a version before the first release: delete them with \
+    that version, or delete the key dormouse/push";
 /// The partition of all its keys.
 const PART: u16 = 0;
 
@@ -35,6 +39,18 @@ impl RedisSettings {
     /// Uses the connection of the Redis of tokens and limits.
     pub fn new(admin: &RedisAdmin) -> RedisSettings {
         RedisSettings { tables: admin.tables(), scripts: Scripts::default() }
+    }
+
+    /// Fails if the Redis has push settings that this version would ignore.
+    pub async fn refuse_earlier(&self) -> Result<()> {
+        for part in self.tables.parts() {
+            let mut fields = redis::cmd("HLEN");
+            fields.arg(self.tables.key(part, PUSH_BEFORE_SETTINGS));
+            if self.tables.query::<u64>(part, &fields).await? > 1 {
+                return Err(Error::refused(OF_EARLIER_VERSION));
+            }
+        }
+        Ok(())
     }
 
     fn call<const N: usize>(&self, script: &Script, kinds: [&str; N]) -> redis::Cmd {

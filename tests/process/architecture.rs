@@ -247,6 +247,7 @@ const PARTS: &[(&str, &[&str])] = &[
         "push",
         &[
             "push::store",
+            "settings",
             "clock",
             "dial",
             "dispatch",

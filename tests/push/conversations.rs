@@ -393,11 +393,8 @@ async fn lease_of(store: &dyn PushStore, server: &str, rate_held: u32) -> (u32, 
 
 /// Guards against leases that are deleted with the setting while their requests are in flight.
 async fn what_is_leased_outlives_the_setting(store: &dyn PushStore) {
-    let (key, record) = (pushed("q"), Some("one".into()));
-    assert!(store.swap(&key, None, record.clone()).await.expect("it answers"));
     assert_eq!(lease_of(store, "a", 0).await, (4, 10, true), "alone: everything");
-    assert!(store.swap(&key, record.clone(), None).await.expect("it answers"));
-    assert!(store.swap(&key, None, record).await.expect("it answers"));
+    store.forget(&pushed("q")).await.expect("it answers");
     assert_eq!(lease_of(store, "b", 0).await, (0, 0, false), "all is held");
 }
 
@@ -412,7 +409,7 @@ async fn what_is_leased_outlives_the_setting_on_redis() {
 async fn what_is_leased_outlives_the_setting_and_the_rate_a_kill_on_disk() {
     let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
     let (engine, dir) = crate::support::disk_store::open_disk(clock);
-    let open = || DiskPush::new(&engine).expect("it can be read");
+    let open = || DiskPush::new(&engine);
     what_is_leased_outlives_the_setting(&open()).await;
     let after_a_kill = open();
     assert_eq!(lease_of(&after_a_kill, "c", 0).await, (4, 0, true), "ten may have been begun before it");
@@ -435,8 +432,8 @@ async fn what_a_kill_left_of_a_rate_is_forgotten_an_hour_after_its_end() {
         clock.step_wall((time_of_day - began) as i64);
         let options = DiskOptions { upkeep: false, ..DiskOptions::new(dir.path(), clock) };
         let engine = DiskEngine::open(options).expect("it opens");
-        let store = DiskPush::new(&engine).expect("it can be read");
-        store.records(None).await.expect("it answers");
+        let store = DiskPush::new(&engine);
+        store.forget_lent().await.expect("it answers");
         (engine, store)
     };
     let rows =
@@ -486,23 +483,7 @@ async fn a_server_whose_breaker_is_open_leaves_the_only_slot_to_another() {
 
 /// Guards against lost or invisible changes, on both stores.
 async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
-    let (key, other) = (pushed("q"), pushed("q2"));
-    let first = store.records(None).await.expect("it answers").expect("never asked before");
-    assert!(first.all.is_empty(), "{first:?}");
-    let version = first.version;
-    assert!(store.records(Some(version)).await.expect("it answers").is_none(), "nothing has changed");
-    let (one, two) = (Some("one".into()), Some("two".into()));
-    let swap = async |old: &Option<bytes::Bytes>, new: &Option<bytes::Bytes>| {
-        store.swap(&key, old.clone(), new.clone()).await.expect("it answers")
-    };
-    assert!(!swap(&two, &one).await, "there is none yet");
-    assert!(swap(&None, &one).await && !swap(&None, &two).await, "there is one already");
-    assert!(store.swap(&other, None, two.clone()).await.expect("it answers"));
-    assert!(!swap(&two, &one).await && swap(&one, &two).await, "only in the place of what is there");
-    assert_eq!(store.record(&key).await.expect("it answers"), two);
-    let mut all = store.records(Some(version)).await.expect("it answers").expect("it has changed").all;
-    all.sort();
-    assert_eq!(all, [(key.clone(), "two".into()), (other.clone(), "two".into())]);
+    let key = pushed("q");
     for n in 0..30 {
         let attempt =
             Attempt { job_id: n.to_string(), time: n, status: None, milliseconds: 1, answer: "é".into() };
@@ -527,10 +508,8 @@ async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
     }
     let age = age().await.expect("it was told");
     assert!((9..20).contains(&age.as_secs()), "the last one was ten seconds ago, not {age:?}");
-    assert!(swap(&two, &None).await, "it is deleted");
-    store.report(&key, PushReport { delivered: 1, ..PushReport::default() }).await.expect("it answers");
-    assert_eq!(store.seen(&key).await.expect("it answers"), Default::default(), "with what was seen");
-    assert_eq!(store.record(&other).await.expect("it answers"), two, "another queue's stays");
+    store.forget(&key).await.expect("it answers");
+    assert_eq!(store.seen(&key).await.expect("it answers"), Default::default());
 }
 
 #[tokio::test]
@@ -559,7 +538,7 @@ async fn a_store_of_push_in_a_cluster() {
 async fn a_store_of_push_keeps_what_it_is_given_on_disk() {
     let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
     let (engine, dir) = crate::support::disk_store::open_disk(clock);
-    let store = DiskPush::new(&engine).expect("it can be read");
+    let store = DiskPush::new(&engine);
     a_store_of_push_keeps_what_it_is_given(&store).await;
     drop(dir);
 }
@@ -587,11 +566,8 @@ impl Observer for Syncs {
 async fn reports_of_many_queues_share_their_syncs() {
     let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
     let (engine, dir) = crate::support::disk_store::open_disk(clock);
-    let store = DiskPush::new(&engine).expect("it can be read");
+    let store = DiskPush::new(&engine);
     let keys: Vec<PushKey> = (0..64).map(|n| pushed(&format!("q{n}"))).collect();
-    for key in &keys {
-        assert!(store.swap(key, None, Some("a setting".into())).await.expect("it answers"));
-    }
     let syncs = Arc::new(Syncs::default());
     engine.observe(syncs.clone());
     let told = |key| store.report(key, PushReport { delivered: 1, ..PushReport::default() });

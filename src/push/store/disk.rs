@@ -1,6 +1,6 @@
-//! The push store on disk: records and reports are in the directory of the default pool (docs/disk-format.md draws
-//! their keys), leases in memory, since a directory has one server. A queue can have two workers there: when it is
-//! deleted and pushed again, the old worker may still have requests in flight.
+//! The push store on disk: reports are in the directory of the default pool (docs/disk-format.md draws their keys),
+//! leases in memory, since a directory has one server. A queue can have two workers there: when it is deleted and
+//! pushed again, the old worker may still have requests in flight.
 
 use std::time::Duration;
 
@@ -10,13 +10,11 @@ use bytes::{BufMut, Bytes};
 use parking_lot::Mutex;
 
 use super::leases::{Begun, Leased, TURNS, millis};
-use super::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
-use crate::engine::disk::{self, Change, DiskEngine, Table, put_short, take_short};
+use super::{Grant, Lease, PushKey, PushReport, PushStore, Seen};
+use crate::engine::disk::{self, Change, DiskEngine, Table, put_short};
 use crate::error::{Error, Result};
-use crate::name::{Namespace, PoolName, Queue, QueueName};
 
 /// First byte of a key: the kind of its row.
-const RECORD: u8 = b'r';
 const REPORT: u8 = b's';
 const LENT: u8 = b'l';
 
@@ -28,8 +26,7 @@ const LONGEST_PER: Duration = Duration::from_secs(3600);
 pub struct DiskPush {
     rows: disk::Records,
     memory: Mutex<Memory>,
-    /// Serializes changes of one queue's record or report, by the queue's hash. Changes of other queues share the
-    /// write.
+    /// Serializes changes of one queue's report, by the queue's hash. Changes of other queues share the write.
     turns: Turns,
     /// Serializes leases of one queue, likewise.
     lease_turns: Turns,
@@ -49,8 +46,6 @@ async fn turn_of<'a>(turns: &'a Turns, row: &[u8]) -> tokio::sync::MutexGuard<'a
 /// State that is kept in memory only.
 #[derive(Debug, Default)]
 struct Memory {
-    /// Grows with every change of a record.
-    version: Version,
     /// The leases of each queue.
     leased: HashMap<PushKey, Leased>,
     /// When the last attempt of each pushed queue succeeded. By the engine's clock, which begins with the process: a
@@ -73,47 +68,18 @@ fn row(kind: u8, key: &PushKey) -> Bytes {
     out.into()
 }
 
-/// Parses the key of a record; `None` for a row of another kind.
-fn read_record_key(row: &[u8]) -> Result<Option<PushKey>> {
-    let read = |mut bytes: &[u8]| {
-        let pool = PoolName::parse(take_short(&mut bytes).ok()?).ok()?;
-        let namespace = Namespace::parse(take_short(&mut bytes).ok()?).ok()?;
-        let name = QueueName::parse_for_consume(std::str::from_utf8(bytes).ok()?).ok()?;
-        Some(PushKey { pool, queue: Queue { namespace, name } })
-    };
-    match row.split_first() {
-        Some((&RECORD, rest)) => {
-            read(rest).map(Some).ok_or_else(|| Error::corrupt("the key of a pushed queue cannot be read"))
-        }
-        _ => Ok(None),
-    }
-}
-
 impl DiskPush {
-    /// Fails if the stored rows cannot be read.
-    pub fn new(engine: &DiskEngine) -> Result<DiskPush> {
-        let push = DiskPush {
+    pub fn new(engine: &DiskEngine) -> DiskPush {
+        DiskPush {
             rows: engine.records(),
             memory: Mutex::default(),
             turns: turns(),
             lease_turns: turns(),
-        };
-        push.all_records()?;
-        Ok(push)
-    }
-
-    /// Returns every record; fails if a key cannot be read.
-    fn all_records(&self) -> Result<Vec<(PushKey, Bytes)>> {
-        self.rows.read(Table::Push, |rows| {
-            let read = |(row, record): (&Bytes, &Bytes)| {
-                read_record_key(row).map(|key| key.map(|key| (key, record.clone())))
-            };
-            rows.iter().filter_map(|row| read(row).transpose()).collect()
-        })
+        }
     }
 
     /// Deletes the rows of requests that no longer count in a rate: their queues may no longer be pushed.
-    async fn forget_lent(&self) -> Result<()> {
+    pub async fn forget_lent(&self) -> Result<()> {
         let now = self.rows.pool_now();
         let over = |row: &Bytes| read_lent(row).is_none_or(|(_, until)| until + millis(LONGEST_PER) < now);
         let rows = self.rows.read(Table::Push, |rows| {
@@ -135,43 +101,6 @@ impl DiskPush {
 
 #[async_trait]
 impl PushStore for DiskPush {
-    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
-        let version = self.memory.lock().version;
-        if known == Some(version) {
-            return Ok(None);
-        }
-        if known.is_none() {
-            self.forget_lent().await?;
-        }
-        Ok(Some(PushRecords { version, all: self.all_records()? }))
-    }
-
-    async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
-        Ok(self.rows.read(Table::Push, |rows| rows.get(&row(RECORD, key)).cloned()))
-    }
-
-    async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
-        // Serialized per queue, so that nothing changes between the check and the write.
-        let _turn = turn_of(&self.turns, &row(RECORD, key)).await;
-        if self.record(key).await? != old {
-            return Ok(false);
-        }
-        let is_end = new.is_none();
-        let changes = match new {
-            Some(new) => vec![(Table::Push, row(RECORD, key), Change::Put(new))],
-            None => [RECORD, REPORT].map(|kind| (Table::Push, row(kind, key), Change::Delete)).into(),
-        };
-        let changed = self.rows.change(changes).await;
-        let mut memory = self.memory.lock();
-        // Also after an error: the change may have happened.
-        memory.version += 1;
-        if is_end {
-            memory.delivered.remove(key);
-        }
-        drop(memory);
-        changed.map(|_| true)
-    }
-
     async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
         let lent_row = row(LENT, key);
         // Serialized per queue, so that its rows are written in the order of their computation. Leases of
@@ -213,10 +142,7 @@ impl PushStore for DiskPush {
     }
 
     async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
-        let _turn = turn_of(&self.turns, &row(RECORD, key)).await;
-        if self.record(key).await?.is_none() {
-            return Ok(()); // deleted meanwhile
-        }
+        let _turn = turn_of(&self.turns, &row(REPORT, key)).await;
         if let Some(ago) = report.delivered_ago {
             let at = self.rows.now() as i64 - millis(ago) as i64;
             let mut memory = self.memory.lock();
@@ -230,37 +156,17 @@ impl PushStore for DiskPush {
         self.rows.change(vec![change]).await.map(drop)
     }
 
+    async fn forget(&self, key: &PushKey) -> Result<()> {
+        let _turn = turn_of(&self.turns, &row(REPORT, key)).await;
+        self.memory.lock().delivered.remove(key);
+        self.rows.change(vec![(Table::Push, row(REPORT, key), Change::Delete)]).await.map(drop)
+    }
+
     async fn seen(&self, key: &PushKey) -> Result<Seen> {
         let report = self.stored_report(key)?;
         let memory = self.memory.lock();
         let workers = || memory.leased.get(key).into_iter().flat_map(|leased| leased.workers.values());
         let in_flight = workers().map(|holds| u64::from(holds.in_flight)).sum();
         Ok(Seen { report, in_flight, open: workers().filter_map(|holds| holds.open).min() })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn the_key_of_a_record_survives(pool in "[a-z]{1,9}", ns in "[a-z]{1,9}", name in "[-_A-Za-z0-9]{1,40}") {
-            let key = PushKey {
-                pool: PoolName::parse(&pool).unwrap(), // the patterns make names
-                queue: Queue {
-                    namespace: Namespace::parse(&ns).unwrap(),
-                    name: QueueName::parse_for_consume(&name).unwrap(),
-                },
-            };
-            prop_assert_eq!(read_record_key(&row(REPORT, &key)).unwrap(), None);
-            prop_assert_eq!(read_record_key(&row(RECORD, &key)).unwrap(), Some(key));
-        }
-
-        #[test]
-        fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
-            let _ = read_record_key(&bytes);
-        }
     }
 }

@@ -1,7 +1,6 @@
-//! The state of push that all servers share: the record of each pushed queue, the leases of its slots, and the
-//! results of its deliveries. Has plain values, the trait [`PushStore`], and its two implementations, which keep
-//! their data beside tokens and limits: in a Redis, or on the disk of the default pool. Records are opaque bytes
-//! here, and contain secrets.
+//! The state of push that all servers share besides the records: the leases of slots, and the results of deliveries.
+//! Has plain values, the trait [`PushStore`], and its two implementations, which keep their data beside tokens and
+//! limits: in a Redis, or on the disk of the default pool.
 
 pub mod disk;
 mod leases;
@@ -12,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Millis;
@@ -31,22 +29,6 @@ pub struct PushKey {
 impl fmt::Display for PushKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.pool, self.queue)
-    }
-}
-
-/// Changes with every change of a record.
-pub type Version = u64;
-
-/// Every record. `Debug` shows none, since they contain secrets.
-#[derive(Clone, Default)]
-pub struct PushRecords {
-    pub version: Version,
-    pub all: Vec<(PushKey, Bytes)>,
-}
-
-impl fmt::Debug for PushRecords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PushRecords({} at {})", self.all.len(), self.version)
     }
 }
 
@@ -144,17 +126,6 @@ pub struct Seen {
 /// A store for push. Every method is one atomic step.
 #[async_trait]
 pub trait PushStore: Send + Sync + fmt::Debug + 'static {
-    /// Returns every record; `None` if nothing has changed since `known`.
-    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>>;
-
-    /// Returns the record of one queue.
-    async fn record(&self, key: &PushKey) -> Result<Option<Bytes>>;
-
-    /// Replaces the record `old` by `new`, comparing bytes. Returns `false`, and changes nothing, if the record
-    /// differs from `old`. `None` means no record; removing a record also deletes the queue's reports. Leases
-    /// stay: requests may be in flight.
-    async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool>;
-
     /// Divides slots and rate evenly among the servers that ask. All together never hold more than there is: a server
     /// gets more only after others have given it up. The lease of a server that does not renew it ends. Requests that
     /// it may have begun count in the rate for one more `per`, also after a restart.
@@ -162,6 +133,9 @@ pub trait PushStore: Send + Sync + fmt::Debug + 'static {
 
     /// Adds a report to the results of a queue.
     async fn report(&self, key: &PushKey, report: PushReport) -> Result<()>;
+
+    /// Deletes the results of a queue. Leases stay: requests may be in flight.
+    async fn forget(&self, key: &PushKey) -> Result<()>;
 
     /// Returns the results of a queue over all servers.
     async fn seen(&self, key: &PushKey) -> Result<Seen>;

@@ -1,28 +1,24 @@
 //! The push store in the Redis of tokens and limits. lmstfy has none of these keys:
 //!
-//! `dormouse/push` hash `pool/ns/queue` → the record, and a field without a name that changes with every change;
 //! `dormouse/push/{pool}/{ns}/{queue}/counts` hash of `delivered`, `failed`, `dead`, and `delivered_at` (when the
 //! last attempt succeeded, in ms by the Redis's clock); `…/attempts` list of JSON, latest on the left; `…/servers`
 //! hash server → JSON of its lease, which expires a while after the last server. In a cluster, all keys of a
-//! namespace are in one slot, and so are the records of its queues.
+//! namespace are in one slot.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use redis::Cmd;
 use serde::Deserialize;
 
-use super::{ATTEMPTS_KEPT, Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
-use crate::admin::redis::{RedisAdmin, version_of};
+use super::{ATTEMPTS_KEPT, Grant, Lease, PushKey, PushReport, PushStore, Seen};
+use crate::admin::redis::RedisAdmin;
 use crate::clock::Millis;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
 use crate::engine::redis::tables::Tables;
 use crate::error::{Error, Result};
-use crate::name::{Namespace, PoolName, Queue, QueueName};
 
-/// The hash of all records.
+/// Prefix of all keys.
 const PUSH: &str = "dormouse/push";
 
 /// The push store of a fleet.
@@ -40,14 +36,6 @@ impl RedisPush {
 
     fn part_of(&self, key: &PushKey) -> u16 {
         self.tables.part_of(&key.pool, &key.queue.namespace)
-    }
-
-    /// Returns the command that reads a queue's record, and its partition.
-    fn of_record(&self, key: &PushKey) -> (u16, Cmd) {
-        let part = self.part_of(key);
-        let mut cmd = redis::cmd("HGET");
-        cmd.arg(self.tables.key(part, PUSH)).arg(key.to_string());
-        (part, cmd)
     }
 
     /// Returns the beginning of a call of `script` with these keys.
@@ -70,52 +58,8 @@ struct ServerLease {
     open: f64,
 }
 
-/// Parses the field of a queue: [`PushKey`]'s text.
-fn parse_field(field: &[u8]) -> Option<PushKey> {
-    let mut names = std::str::from_utf8(field).ok()?.split('/');
-    let pool = PoolName::parse(names.next()?).ok()?;
-    let namespace = Namespace::parse(names.next()?).ok()?;
-    let name = QueueName::parse_for_consume(names.next()?).ok()?;
-    names.next().is_none().then_some(PushKey { pool, queue: Queue { namespace, name } })
-}
-
 #[async_trait]
 impl PushStore for RedisPush {
-    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
-        // Read before the records: a change in between is read again next time.
-        let version = version_of(&self.tables, PUSH).await?;
-        if known == Some(version) {
-            return Ok(None);
-        }
-        let mut all = BTreeMap::new();
-        let mut unreadable = 0;
-        let mut each = |field: Vec<u8>, record| match parse_field(&field) {
-            Some(key) => drop(all.insert(key, Bytes::from(record))),
-            None => unreadable += usize::from(!field.is_empty()),
-        };
-        for part in self.tables.parts() {
-            self.tables.scan(part, &self.tables.key(part, PUSH), &mut each).await?;
-        }
-        if unreadable > 0 {
-            tracing::warn!(unreadable, "skipped malformed fields of {PUSH}");
-        }
-        Ok(Some(PushRecords { version, all: all.into_iter().collect() }))
-    }
-
-    async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
-        let (part, cmd) = self.of_record(key);
-        let record: Option<Vec<u8>> = self.tables.query(part, &cmd).await?;
-        Ok(record.map(Bytes::from))
-    }
-
-    async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
-        let script = &self.scripts.push_swap;
-        let keys = [PUSH.to_owned(), key_of(key, "counts"), key_of(key, "attempts")];
-        let (part, mut call) = self.call(script, key, keys);
-        call.arg(key.to_string()).arg(&old.unwrap_or_default()[..]).arg(&new.unwrap_or_default()[..]);
-        Ok(self.tables.run(part, script, &call).await?)
-    }
-
     async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
         let script = &self.scripts.push_lease;
         let millis = |time: Duration| time.as_millis() as u64;
@@ -131,15 +75,21 @@ impl PushStore for RedisPush {
 
     async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
         let script = &self.scripts.push_report;
-        let keys = [PUSH.to_owned(), key_of(key, "counts"), key_of(key, "attempts")];
-        let (part, mut call) = self.call(script, key, keys);
-        call.arg(key.to_string());
+        let (part, mut call) = self.call(script, key, [key_of(key, "counts"), key_of(key, "attempts")]);
         call.arg(report.delivered).arg(report.failed).arg(report.dead);
         call.arg(report.delivered_ago.map_or(-1, |ago| ago.as_millis() as i64)).arg(ATTEMPTS_KEPT);
         for attempt in &report.attempts {
             call.arg(serde_json::to_vec(attempt).map_err(Error::refused)?);
         }
         Ok(self.tables.run(part, script, &call).await?)
+    }
+
+    async fn forget(&self, key: &PushKey) -> Result<()> {
+        let part = self.part_of(key);
+        let mut delete = redis::cmd("DEL");
+        ["counts", "attempts"].iter().for_each(|kind| _ = delete.arg(self.tables.key(part, key_of(key, kind))));
+        let _: u64 = self.tables.query(part, &delete).await?;
+        Ok(())
     }
 
     async fn seen(&self, key: &PushKey) -> Result<Seen> {
@@ -176,26 +126,5 @@ impl PushStore for RedisPush {
             }
         }
         Ok(seen)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_field_names_its_queue() {
-        for (field, names) in [
-            ("default/shop/mail", true),
-            ("default/shop/_mail", true),
-            ("", false),
-            ("default/shop", false),
-            ("default/shop/mail/x", false),
-            ("default//mail", false),
-        ] {
-            let key = parse_field(field.as_bytes());
-            let back = key.map(|key| key.to_string());
-            assert_eq!(back.as_deref(), names.then_some(field), "the field {field:?}");
-        }
     }
 }

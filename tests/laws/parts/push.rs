@@ -725,12 +725,12 @@ async fn a_job_is_given_back_after_a_410_when_every_server_knows_of_it() {
         }
         sleep(3 * SECOND).await; // the lease reports the other server
         stage.endpoint.says(410, &[], "gone");
-        stage.store.swaps_fail(true);
+        stage.settings.refuse_puts(usize::MAX);
         let job = stage.publish("x", 3).await;
         let state = async || stage.view(&job).await.expect("it stays").state;
         sleep(3 * SECOND).await;
         assert_eq!(state().await, Some(JobState::Running), "nobody knows of it while it cannot be stored");
-        stage.store.swaps_fail(false);
+        stage.settings.refuse_puts(0);
         let (mut off, mut ready) = (None, None);
         for _ in 0..100 {
             sleep(SECOND / 20).await;
@@ -755,13 +755,13 @@ async fn a_job_is_given_back_after_a_410_when_every_server_knows_of_it() {
 async fn a_job_is_given_back_after_a_410_before_its_hand_over_ends() {
     let stage = PushStage::new(json!({"timeout": 5})).await;
     stage.endpoint.says(410, &[], "gone");
-    stage.store.swaps_fail(true);
+    stage.settings.refuse_puts(usize::MAX);
     let job = stage.publish("x", 1).await;
     sleep(MINUTE).await;
     let view = stage.view(&job).await.expect("it stays");
     assert_eq!((view.state, view.tries_left), (Some(JobState::Ready), Some(1)), "it costs no try");
     assert_eq!(stage.endpoint.arrived().len(), 1, "requests");
-    stage.store.swaps_fail(false);
+    stage.settings.refuse_puts(0);
     sleep(3 * SECOND).await;
     assert_eq!(stage.shown().await["state"], "off", "it is stored as soon as it can be");
 }
@@ -853,11 +853,12 @@ async fn a_circle_through_a_locked_setting_is_refused() {
     let stage = PushStage::new(json!({})).await;
     let b = pushed("b");
     stage.set_of(&b, json!({"on_dead": "q"})).await.expect("a setting");
-    let plain = stage.store.record(&b).await.expect("it answers").expect("a record");
-    let mut locked: Value = serde_json::from_slice(&plain).expect("JSON");
+    let stored = stage.records.get(&b).await.expect("it answers").expect("a record");
+    let mut locked: Value = serde_json::from_slice(&stored.plain).expect("JSON");
     locked["encrypted"] = json!("by another server's key");
     assert!(locked.as_object_mut().and_then(|record| record.remove("secret")).is_some());
-    assert!(stage.store.swap(&b, Some(plain), Some(locked.to_string().into())).await.expect("it answers"));
+    let put = stage.records.put(&b, Some(locked.to_string().into()), Some(stored.version));
+    assert!(put.await.expect("it answers"));
     let refused = stage.set_of(&stage.key, json!({"on_dead": "b"})).await.expect_err("q, b, q");
     assert!(refused.to_string().contains("queue b"), "{refused}");
 }
@@ -870,8 +871,8 @@ async fn a_circle_that_is_stored_ends_with_the_first_message() {
     // As another server would store it, without checking other queues.
     let (b, c) = (pushed("b"), pushed("c"));
     stage.set_of(&c, json!({"on_dead": "q"})).await.expect("a setting");
-    let record = stage.store.record(&c).await.expect("it answers");
-    assert!(stage.store.swap(&b, None, record).await.expect("it answers"));
+    let record = stage.records.get(&c).await.expect("it answers").map(|stored| stored.plain);
+    assert!(stage.records.put(&b, record, None).await.expect("it answers"));
     let job = stage.publish("x", 5).await;
     stage.publish_to(&b, "y", 5).await;
     sleep(MINUTE).await;

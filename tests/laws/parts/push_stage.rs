@@ -22,7 +22,9 @@ use dormouse::push::client::{ConnectFault, EndpointAnswer, Send};
 use dormouse::push::limits::PushShares;
 use dormouse::push::setting::Setting;
 use dormouse::push::shared::{MEMORY, PushServer, PushedPool};
-use dormouse::push::store::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
+use dormouse::push::encrypted::SecretKeys;
+use dormouse::push::records::Records;
+use dormouse::push::store::{Grant, Lease, PushKey, PushReport, PushStore, Seen};
 use dormouse::push::{Push, PushError};
 use hyper::Request;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -32,7 +34,9 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::gated::Gated;
+use crate::gated_settings::GatedSettings;
 use crate::jobs::queue;
+use crate::settings_stage::MemorySettings;
 use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
 
@@ -53,7 +57,7 @@ impl Clock for RuntimeClock {
 
 /// The shared state of push, in maps, for one server.
 #[derive(Debug, Default)]
-pub struct MemoryPush(Mutex<Kept>, AtomicBool, AtomicBool, AtomicBool, AtomicBool);
+pub struct MemoryPush(Mutex<Kept>, AtomicBool, AtomicBool, AtomicBool);
 
 impl MemoryPush {
     /// Makes another server push the queues too, from now on.
@@ -64,11 +68,6 @@ impl MemoryPush {
     /// Makes every lease fail, or succeed again.
     pub fn leases_fail(&self, fail: bool) {
         self.2.store(fail, Ordering::Relaxed);
-    }
-
-    /// Makes every change of a record fail, or succeed again.
-    pub fn swaps_fail(&self, fail: bool) {
-        self.4.store(fail, Ordering::Relaxed);
     }
 
     /// Makes the next lease panic.
@@ -89,8 +88,6 @@ impl MemoryPush {
 
 #[derive(Debug, Default)]
 struct Kept {
-    version: Version,
-    records: HashMap<PushKey, Bytes>,
     seen: HashMap<PushKey, Seen>,
     delivered: HashMap<PushKey, Instant>,
     rate_held: Option<u32>,
@@ -99,32 +96,6 @@ struct Kept {
 
 #[async_trait]
 impl PushStore for MemoryPush {
-    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
-        let kept = self.0.lock();
-        let all = || kept.records.iter().map(|(key, record)| (key.clone(), record.clone())).collect();
-        Ok((known != Some(kept.version)).then(|| PushRecords { version: kept.version, all: all() }))
-    }
-
-    async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
-        Ok(self.0.lock().records.get(key).cloned())
-    }
-
-    async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
-        if self.4.load(Ordering::Relaxed) {
-            return Err(Error::away("the test says so"));
-        }
-        let mut kept = self.0.lock();
-        if kept.records.get(key) != old.as_ref() {
-            return Ok(false);
-        }
-        kept.version += 1;
-        match new {
-            Some(new) => drop(kept.records.insert(key.clone(), new)),
-            None => drop((kept.records.remove(key), kept.seen.remove(key))),
-        }
-        Ok(true)
-    }
-
     async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
         assert!(!self.3.swap(false, Ordering::Relaxed), "the test says so");
         let mut kept = self.0.lock();
@@ -146,6 +117,11 @@ impl PushStore for MemoryPush {
             kept.delivered.insert(key.clone(), Instant::now() - ago);
         }
         kept.seen.entry(key.clone()).or_default().report.add(report);
+        Ok(())
+    }
+
+    async fn forget(&self, key: &PushKey) -> Result<()> {
+        self.0.lock().seen.remove(key);
         Ok(())
     }
 
@@ -284,6 +260,9 @@ pub struct PushStage {
     pub push: Arc<Push>,
     pub engine: Arc<Gated<ModelEngine>>,
     pub store: Arc<MemoryPush>,
+    pub settings: Arc<GatedSettings>,
+    /// The records of `settings`, as another server reads them.
+    pub records: Records,
     pub endpoint: Arc<Endpoint>,
     pub key: PushKey,
     ids: Arc<JobIds>,
@@ -326,7 +305,9 @@ impl PushStage {
         });
         let (ids, pool) = (Arc::new(JobIds::default()), PoolName::default_pool());
         let store = Arc::new(MemoryPush::default());
+        let settings = GatedSettings::new(Arc::new(MemorySettings::default()), None);
         let server = PushServer {
+            records: Records::new(settings.clone(), SecretKeys::default()),
             store: store.clone(),
             outage: Outage::new("tokens and limits"),
             client: endpoint.clone(),
@@ -348,7 +329,8 @@ impl PushStage {
         let push = Push::new(server, Arc::new(AddressGuard::default()), [pushed]);
         tasks.spawn(push.clone().run());
         let key = PushKey { pool, queue: queue("q") };
-        let stage = PushStage { push, engine, store, endpoint, key, ids, tasks, began };
+        let records = Records::new(settings.clone(), SecretKeys::default());
+        let stage = PushStage { push, engine, store, settings, records, endpoint, key, ids, tasks, began };
         stage.set(setting).await;
         stage
     }
