@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use super::store::PushKey;
+use super::key::PushKey;
 use crate::error::{Error, Result};
 use crate::name::QueueName;
 use crate::random;

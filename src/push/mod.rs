@@ -3,7 +3,7 @@
 //! verbs and an HTTP client, and nothing of the HTTP server.
 //!
 //! ```text
-//! Push ── every half second, or at once after a change here ──> Records
+//! Push ── every half second, or at once after a change here ──> PushRecords
 //!   └── worker of each queue ── setting ── client: address, TLS, connections
 //!         ├── breaker, slow-down, window: how many requests may begin now
 //!         └── delivery: builds requests, judges responses
@@ -15,18 +15,22 @@ mod attempt;
 mod breaker;
 pub mod client;
 mod delivery;
+mod demand;
 pub mod encrypted;
+pub mod key;
+mod leases;
 pub mod limits;
 pub mod names;
 mod ok_when;
+mod rates;
 mod record;
 pub mod records;
+pub mod results;
 pub mod setting;
 pub mod shared;
 pub mod shown;
 mod sign;
 mod slots;
-pub mod store;
 mod worker;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -41,6 +45,8 @@ use tokio::time::{Instant, timeout};
 
 use self::address::AddressGuard;
 use self::delivery::{Plan, Verdict};
+use self::key::PushKey;
+use self::leases::View;
 use self::record::{BOTH_SIGN, PushRecord, Switch};
 use self::records::{KnownRecords, Stored};
 use self::setting::Setting;
@@ -48,7 +54,6 @@ use self::shared::{LOOK, PushServer, PushedPool, PushedQueue};
 pub use self::shown::PushState;
 use self::shown::{NewSecret, SeenPush, ShownPush, Tested};
 use self::sign::SigningSecret;
-use self::store::PushKey;
 use crate::clock::Millis;
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, Queue, QueueName};
@@ -117,7 +122,7 @@ impl Push {
     /// Applies settings until the tasks are stopped.
     pub async fn run(self: Arc<Self>) {
         let stop = self.server.tasks.stopping().clone();
-        let (mut known, mut is_behind) = (KnownRecords::default(), false);
+        let (mut known, mut is_behind, mut is_clean) = (KnownRecords::default(), false, false);
         while !stop.is_cancelled() {
             // A worker that has died is started again.
             is_behind |= self.a_worker_died();
@@ -129,6 +134,9 @@ impl Push {
             if is_behind && read.is_ok() {
                 self.follow(&known.all);
                 is_behind = false;
+            }
+            if read.is_ok() && !std::mem::replace(&mut is_clean, true) {
+                self.delete_old_rates(&known).await;
             }
             self.divide();
             // A notification or the timeout: both refresh.
@@ -163,6 +171,15 @@ impl Push {
             !died
         });
         workers.len() < before
+    }
+
+    /// Deletes what is left of the rates of queues that are no longer pushed.
+    async fn delete_old_rates(&self, known: &KnownRecords) {
+        let queues: HashSet<String> = known.all.keys().map(PushKey::to_string).collect();
+        let pool = |name: &str| self.pools.iter().find(|(pool, _)| pool.as_str() == name);
+        let now = |name: &str| pool(name).map(|(_, pool)| pool.engine.now());
+        let deleted = rates::delete_old(&*self.server.settings, |queue| queues.contains(queue), now).await;
+        self.server.outage.report(&deleted);
     }
 
     /// Returns the locked records, whose workers end: their settings may have changed. Logs newly locked ones.
@@ -262,7 +279,24 @@ impl Push {
             return Err(PushError::Bad(why));
         }
         let now = self.server.now();
-        let secret = SigningSecret::random();
+        let first = PushRecord {
+            setting: setting.clone(),
+            secret: SigningSecret::random(),
+            old_secret: None,
+            switch: Switch::On,
+            since: now,
+            why: "it was set".into(),
+            // Differs from the revisions of an earlier record, whose requests may still be in flight.
+            revision: self.server.clock.wall_micros(),
+        };
+        Plan::check(&key.queue, &first).map_err(PushError::Bad)?;
+        let settings = &*self.server.settings;
+        if self.server.records.get(key).await?.is_none() {
+            results::begin(settings, key).await?;
+        }
+        if setting.rate > 0 {
+            rates::create(settings, key).await?;
+        }
         let mut new = true;
         let change = |old: Read| -> Result<Option<PushRecord>> {
             // A record that cannot be read is replaced, together with its secret.
@@ -271,28 +305,13 @@ impl Push {
             new = old.is_none();
             let setting = setting.clone();
             let record = match old {
-                None => PushRecord {
-                    setting,
-                    secret: secret.clone(),
-                    old_secret: None,
-                    switch: Switch::On,
-                    since: now,
-                    why: "it was set".into(),
-                    // Differs from the revisions of an earlier record, whose requests may still be in flight.
-                    revision: self.server.clock.wall_micros(),
-                },
+                None => first.clone(),
                 Some(old) if old.switch == Switch::Off => {
                     PushRecord { setting, ..old.switched(Switch::On, now, "it was set") }
                 }
                 Some(old) => PushRecord { setting, revision: old.revision + 1, ..old },
             };
-            // A record that cannot be read back must not be stored.
-            PushRecord::parse(&record.to_bytes(), &key.queue.name)
-                .map_err(|_| {
-                    "the setting could not be read back: ok_when may be nested too deeply".to_owned()
-                })
-                .and_then(|record| Plan::new(&key.queue, &record))
-                .map_err(PushError::Bad)?;
+            Plan::check(&key.queue, &record).map_err(PushError::Bad)?;
             Ok(Some(record))
         };
         let record = self.change(key, change).await?.ok_or(PushError::NotFound)?;
@@ -303,12 +322,14 @@ impl Push {
     /// Returns the setting and the results of a queue.
     pub async fn get(&self, key: &PushKey) -> Result<SeenPush> {
         let Stored { plain: bytes, .. } = self.server.records.get(key).await?.ok_or(PushError::NotFound)?;
-        let seen = self.server.store.seen(key).await?;
+        let settings = &*self.server.settings;
+        let report = results::get(settings, key).await?;
+        let seen = View::read(settings, None).await?.summary(key);
         let push = match encrypted::locked(&bytes) {
             Some(record) => ShownPush::locked(key, record.setting),
             None => ShownPush::new(key, &record::read(key, &bytes)?),
         };
-        Ok(SeenPush::new(push, seen))
+        Ok(SeenPush::new(push, report, seen))
     }
 
     /// Deletes the setting and the secret. Jobs stay. Deleting a missing setting succeeds.
@@ -319,7 +340,7 @@ impl Push {
                 break;
             }
         }
-        Ok(self.server.store.forget(key).await?)
+        Ok(results::delete(&*self.server.settings, key).await?)
     }
 
     /// Stops sending until the queue is resumed.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::encrypted::SecretKeys;
-use super::store::PushKey;
+use super::key::PushKey;
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 use crate::settings::follow::{RecordChange, follow};
@@ -49,15 +49,15 @@ pub struct KnownRecords {
 
 /// The records of all pushed queues. `Debug` shows none, since they contain secrets.
 #[derive(Debug)]
-pub struct Records {
+pub struct PushRecords {
     settings: Arc<dyn SettingsStore>,
     keys: SecretKeys,
 }
 
-impl Records {
+impl PushRecords {
     /// Without keys, secrets are stored as they are.
-    pub fn new(settings: Arc<dyn SettingsStore>, keys: SecretKeys) -> Records {
-        Records { settings, keys }
+    pub fn new(settings: Arc<dyn SettingsStore>, keys: SecretKeys) -> PushRecords {
+        PushRecords { settings, keys }
     }
 
     /// Returns the record of one queue.

@@ -6,15 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{Notify, OnceCell, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::client;
+use super::demand::{SharedDemand, Slots};
+use super::key::PushKey;
 use super::limits::{Part, PushShares};
 use super::record::{self, PushRecord};
-use super::records::Records;
-use super::store::{PushKey, PushReport, PushStore};
+use super::records::PushRecords;
+use super::results::PushReport;
 use crate::clock::{Clock, Millis};
 use crate::dispatch::Dispatcher;
 use crate::engine::Engine;
@@ -25,10 +27,11 @@ use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 use crate::random;
+use crate::settings::SettingsStore;
 
 /// Pause before an operation that failed is retried.
 pub const AGAIN: Duration = Duration::from_millis(250);
-/// How often the store is asked for changes: every server learns of one within a second.
+/// How often the settings are asked for changes: every server learns of one within a second.
 pub const LOOK: Duration = Duration::from_millis(500);
 /// Memory for bodies and responses in flight, over all queues, in KiB.
 pub const MEMORY: usize = 256 << 10;
@@ -36,13 +39,13 @@ pub const MEMORY: usize = 256 << 10;
 /// Shared by all workers of this server.
 #[derive(Debug)]
 pub struct PushServer {
-    pub records: Records,
-    pub store: Arc<dyn PushStore>,
+    pub settings: Arc<dyn SettingsStore>,
+    pub records: PushRecords,
     /// Receives whether calls of the settings succeed.
     pub outage: Arc<Outage>,
     pub client: Arc<dyn client::Send>,
     pub clock: Arc<dyn Clock>,
-    /// Name of this process; the names of its workers begin with it.
+    /// Name of this process in leases; unique.
     pub name: String,
     /// Workers, leases, requests, acks.
     pub tasks: Tasks,
@@ -52,6 +55,23 @@ pub struct PushServer {
     pub connections: Arc<PushShares>,
     /// Bounds the memory of their bodies and responses, in KiB: [`MEMORY`].
     pub memory: Arc<PushShares>,
+    pub leasing: Leasing,
+}
+
+/// The way to the leasing task of this server, which runs while there are workers.
+#[derive(Debug, Default)]
+pub struct Leasing {
+    pub(super) new: Mutex<Option<mpsc::UnboundedSender<NewWorker>>>,
+    /// Notified when a demand has changed.
+    pub(super) wake: Notify,
+}
+
+/// A worker that begins to lease.
+#[derive(Debug)]
+pub(super) struct NewWorker {
+    pub queue: Arc<PushedQueue>,
+    pub demand: Arc<SharedDemand>,
+    pub slots: watch::Sender<Slots>,
 }
 
 impl PushServer {
@@ -100,9 +120,9 @@ pub struct PushedQueue {
     pub pool: Arc<PushedPool>,
     pub key: PushKey,
     /// Name of this worker for the leases: an earlier worker of the same queue may still have requests in flight.
-    pub name: Arc<str>,
+    pub name: String,
     pub metrics: PushSeries,
-    /// Results that are not reported to the store yet.
+    /// Results that are not reported yet.
     pub report: Mutex<PushReport>,
     /// When an attempt of this server last succeeded.
     pub delivered: Mutex<Option<Instant>>,
@@ -110,7 +130,7 @@ pub struct PushedQueue {
     pub turned_off: watch::Sender<u64>,
     /// Number of failed attempts, on all servers.
     pub failed: AtomicU64,
-    /// Set when the store knows that attempts fail.
+    /// Set when the failure of an attempt is reported.
     pub failure_told: OnceCell<()>,
     /// Number of death messages dropped since one was last published.
     pub dropped_messages: AtomicU64,
@@ -124,7 +144,7 @@ pub struct PushedQueue {
 impl PushedQueue {
     pub fn new(server: Arc<PushServer>, pool: Arc<PushedPool>, key: PushKey) -> PushedQueue {
         PushedQueue {
-            name: format!("{}-{}", server.name, random::ulid()).into(),
+            name: random::ulid().to_string(),
             metrics: pool.metrics.pushed(&key.queue),
             report: Mutex::default(),
             delivered: Mutex::default(),

@@ -161,7 +161,7 @@ impl Server {
             let store = admin_store(&config, &tls, patience, &mut stores, &outage, &tasks).await?;
             Ok((store, served(&config, &stores)))
         };
-        let ((tokens, push_store, settings), served) = match opened.await {
+        let ((tokens, settings), served) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
                 [&api_tasks, &admin_tasks, &tasks].into_iter().for_each(Tasks::stop);
@@ -176,7 +176,7 @@ impl Server {
             skip_verification: options.skip_verification,
             stores: &stores,
             served,
-            admin_stores: (tokens, push_store, settings),
+            admin_stores: (tokens, settings),
             outage,
             push,
             zones,

@@ -17,6 +17,7 @@ use super::{
 use crate::admin::redis::RedisAdmin;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
 use crate::engine::redis::tables::Tables;
+use crate::engine::together;
 use crate::error::{Error, Result};
 
 /// The hash of all records.
@@ -41,16 +42,18 @@ impl RedisSettings {
         RedisSettings { tables: admin.tables(), scripts: Scripts::default() }
     }
 
-    /// Fails if the Redis has push settings that this version would ignore.
+    /// Fails if the Redis has push settings that this version would ignore. Passes over unavailable parts of a cluster,
+    /// without which a server starts.
     pub async fn refuse_earlier(&self) -> Result<()> {
-        for part in self.tables.parts() {
+        let fields = together::all(self.tables.parts().map(|part| async move {
             let mut fields = redis::cmd("HLEN");
             fields.arg(self.tables.key(part, PUSH_BEFORE_SETTINGS));
-            if self.tables.query::<u64>(part, &fields).await? > 1 {
-                return Err(Error::refused(OF_EARLIER_VERSION));
-            }
+            self.tables.query::<u64>(part, &fields).await
+        }));
+        match fields.await.into_iter().flatten().any(|fields| fields > 1) {
+            true => Err(Error::refused(OF_EARLIER_VERSION)),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     fn call<const N: usize>(&self, script: &Script, kinds: [&str; N]) -> redis::Cmd {

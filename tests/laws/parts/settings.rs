@@ -77,7 +77,11 @@ async fn a_full_redis_takes_changes_of_what_it_has() {
     let (kept, keys) = keys.split_first().expect("two are there");
     assert_eq!((kept.0, keys), ("kept", &[("there", there)][..]), "what is there while it is full");
     let told = ok("changes", store.changes("", gone).await);
-    assert_eq!(told.keys, Some(vec![("there".to_owned(), there), ("gone".to_owned(), deleted)]), "what was changed");
+    assert_eq!(
+        told.keys,
+        Some(vec![("there".to_owned(), there), ("gone".to_owned(), deleted)]),
+        "what was changed"
+    );
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(conn).expect("CONFIG SET");
     put(&store, "new", Some("y"), None).await;
 }
@@ -124,4 +128,21 @@ async fn a_redis_that_hangs_is_an_error_until_it_goes_on() {
         async || matches!(store.get("a").await, Ok(Some(there)) if there.version == version),
     )
     .await;
+}
+
+/// Guards against a server that pushes nothing, since an earlier version has stored its push settings elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn push_settings_of_an_earlier_version_are_refused() {
+    let redis = RedisServer::start();
+    let store = open(&redis).await;
+    ok("refuse_earlier", store.refuse_earlier().await);
+    let conn = &mut redis.connection();
+    let mut set = |field: &str| {
+        redis::cmd("HSET").arg("dormouse/push").arg(field).arg("1").exec(conn).expect("HSET");
+    };
+    set("");
+    ok("refuse_earlier", store.refuse_earlier().await); // all were deleted
+    set("default/ns/q");
+    let refused = store.refuse_earlier().await.expect_err("a setting is there").to_string();
+    assert!(refused.contains("delete the key dormouse/push"), "it says {refused:?}");
 }

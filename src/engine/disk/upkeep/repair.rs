@@ -163,7 +163,7 @@ mod tests {
         let state = load::load(store, Arc::new(ManualClock::new(0)), windows, None)?;
         assert!(state.quotas.is_empty(), "usage is counted anew");
         let tables = state.tables.lock();
-        Ok((tables.rows(Table::Push).len() as u64, state.settings.len() as u64))
+        Ok((tables.rows(Table::Limits).len() as u64, state.settings.len() as u64))
     }
 
     #[tokio::test]
@@ -194,7 +194,7 @@ mod tests {
     #[tokio::test]
     async fn settings_that_can_be_read_outlive_a_bad_block() {
         let kinds: [&[&[u8]]; 3] = [&[b"u"], &[b"l", b"r", b"s"], &[b"r"]];
-        for (space, kinds) in [Space::Quotas, Space::Push, Space::Schedules].into_iter().zip(kinds) {
+        for (space, kinds) in [Space::Quotas, Space::Limits, Space::Schedules].into_iter().zip(kinds) {
             let dir = pool_with_jobs().await;
             fill(dir.path(), space, kinds);
             forget_log(dir.path());
@@ -231,13 +231,13 @@ mod tests {
             let mut txn = Txn::new(store.clone());
             for n in 0..LARGE {
                 let (key, value) = row(b"s", n);
-                txn.put(Space::Push, key, value.repeat(256));
+                txn.put(Space::Limits, key, value.repeat(256));
             }
             txn.settle(true).unwrap(); // nothing is wrong with the disk
             store.write_out(Duration::MAX).unwrap(); // as above
         }
         forget_log(dir.path());
-        damage(dir.path(), Space::Push, None);
+        damage(dir.path(), Space::Limits, None);
         let told = repair(dir.path(), true).unwrap(); // it can be repaired
         assert!(told.accepted, "{told}");
         let left = loaded(dir.path()).unwrap().0; // it is whole
@@ -250,7 +250,7 @@ mod tests {
         for section in [&b"meta"[..], b"tli", b"toc"] {
             let part = String::from_utf8_lossy(section);
             let dir = pool_with_jobs().await;
-            fill(dir.path(), Space::Push, &[b"s"]);
+            fill(dir.path(), Space::Limits, &[b"s"]);
             match section {
                 // The table of contents is at the end.
                 b"toc" => {
@@ -284,12 +284,12 @@ mod tests {
     async fn jobs_of_a_table_that_is_lost_come_from_the_log() {
         for is_cut_off in [false, true] {
             let dir = pool_with_jobs().await;
-            fill(dir.path(), Space::Push, &[b"s"]);
+            fill(dir.path(), Space::Limits, &[b"s"]);
             // A newer table is intact, and has none of the jobs of the lost one.
             let engine = DiskEngine::open(options(dir.path())).unwrap(); // it is whole
             engine.publish(vec![job(JOBS)].into()).await.unwrap(); // nothing is wrong with the disk
             engine.close().await;
-            fill(dir.path(), Space::Push, &[b"l"]);
+            fill(dir.path(), Space::Limits, &[b"l"]);
             damage(dir.path(), Space::Jobs, Some(b"tli"));
             if is_cut_off {
                 // As if a repair was killed after moving the table aside and before reading the log.
@@ -303,7 +303,7 @@ mod tests {
             assert_eq!(told.damage, [""; 0], "it is whole: {told}");
             let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // as above
             assert_eq!(store.all(Space::Jobs).count() as u64, JOBS + 1, "jobs, cut off: {is_cut_off}");
-            assert_eq!(store.all(Space::Push).count() as u64, 2 * ROWS, "rows of another keyspace");
+            assert_eq!(store.all(Space::Limits).count() as u64, 2 * ROWS, "rows of another keyspace");
         }
     }
 
@@ -311,7 +311,7 @@ mod tests {
     #[tokio::test]
     async fn the_newest_id_is_known_after_a_repair() {
         let dir = pool_with_jobs().await;
-        fill(dir.path(), Space::Push, &[b"s"]);
+        fill(dir.path(), Space::Limits, &[b"s"]);
         fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
         fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
         let engine = repaired(dir.path());
@@ -381,7 +381,7 @@ mod tests {
     #[tokio::test]
     async fn jobs_in_a_bad_block_come_from_the_log() {
         let dir = pool_with_jobs().await;
-        fill(dir.path(), Space::Push, &[b"s"]);
+        fill(dir.path(), Space::Limits, &[b"s"]);
         damage(dir.path(), Space::Jobs, None);
         let told = repair(dir.path(), true).unwrap(); // it can be repaired
         assert!(told.accepted && told.to_string().contains("0 jobs are lost"), "{told}");
@@ -403,7 +403,7 @@ mod tests {
             rows.iter().for_each(|row| txn.put(Space::Tokens, row.clone(), [7; 60]));
             txn.settle(true).unwrap(); // nothing is wrong with the disk
         }
-        fill(dir.path(), Space::Push, &[b"s"]);
+        fill(dir.path(), Space::Limits, &[b"s"]);
         damage(dir.path(), Space::Jobs, None);
         damage(dir.path(), Space::Tokens, Some(b"data"));
         let told = repair(dir.path(), true).unwrap(); // it can be repaired
@@ -539,7 +539,7 @@ mod tests {
     #[tokio::test]
     async fn a_job_of_a_rebuilt_list_is_no_older_than_itself() {
         let dir = pool_with_jobs().await;
-        fill(dir.path(), Space::Push, &[b"s"]);
+        fill(dir.path(), Space::Limits, &[b"s"]);
         for lost in ["trees/meta", "trees/ready", "log"] {
             fs::remove_dir_all(dir.path().join(lost)).unwrap(); // it was made
         }
@@ -556,7 +556,7 @@ mod tests {
     async fn numbers_are_new_after_each_repair() {
         let dir = pool_with_jobs().await;
         for round in 1..4 {
-            fill(dir.path(), Space::Push, &[b"s"]);
+            fill(dir.path(), Space::Limits, &[b"s"]);
             fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
             fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
             let engine = repaired(dir.path());
@@ -613,7 +613,7 @@ mod tests {
     #[tokio::test]
     async fn what_a_damaged_log_has_of_a_bad_block_is_kept() {
         let dir = pool_with_jobs().await;
-        fill(dir.path(), Space::Push, &[b"s"]);
+        fill(dir.path(), Space::Limits, &[b"s"]);
         damage(dir.path(), Space::Jobs, None);
         let log = dir.path().join("log/0");
         let mut bytes = fs::read(&log).unwrap(); // it was written
@@ -673,7 +673,7 @@ mod tests {
         clock.advance(2 * DELAY);
         assert_eq!(engine.pump().await.unwrap().moved, 1, "it was due"); // as above
         engine.close().await;
-        fill(dir.path(), Space::Push, &[b"s"]);
+        fill(dir.path(), Space::Limits, &[b"s"]);
         fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
         fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
         let engine = repaired(dir.path());
