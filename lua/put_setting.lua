@@ -6,9 +6,10 @@
 local version, value = read(ARGV[1])
 if (version or '') ~= ARGV[2] then return {0, version or '', value or ''} end
 local new = new_version()
--- Deletes first: a full Redis accepts a write that frees memory, and then the rest of this script.
+-- Deletes first: a full Redis accepts a write that frees memory, and then the rest of this script. It refuses only new
+-- records.
+if version then call('HDEL', KEYS[1], ARGV[1]) end
 if ARGV[4] == '0' then
-  call('HDEL', KEYS[1], ARGV[1])
   call('ZREM', KEYS[2], ARGV[1])
 else
   call('HSET', KEYS[1], ARGV[1], new .. ' 0 ' .. ARGV[5])

@@ -22,7 +22,6 @@ use crate::clock::Millis;
 use crate::engine::redis::RedisAddress;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
 use crate::engine::redis::tables::Tables;
-use crate::engine::together;
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 use crate::outage::Outage;
@@ -118,17 +117,6 @@ fn parse_limit_field(field: &str) -> Option<TokenKey> {
 
 fn encode(limit: Limit) -> Result<String> {
     serde_json::to_string(&limit).map_err(Error::refused)
-}
-
-/// Returns the version of a table that counts its changes in the field without a name. Each partition counts its own,
-/// and none decreases, so their sum changes with every change.
-pub(crate) async fn version_of(tables: &Tables, key: &str) -> Result<u64> {
-    let parts = together::try_all(tables.parts().map(|part| async move {
-        let mut cmd = redis::cmd("HGET");
-        cmd.arg(tables.key(part, key)).arg("");
-        tables.query::<Option<u64>>(part, &cmd).await
-    }));
-    Ok(parts.await?.into_iter().flatten().fold(0, u64::wrapping_add))
 }
 
 #[async_trait]

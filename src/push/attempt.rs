@@ -12,8 +12,8 @@ use super::acks::Acks;
 use super::breaker::Sign;
 use super::delivery::{self, Failed, Plan, Verdict};
 use super::limits::TakenShare;
+use super::results::{self, Attempt, PushReport};
 use super::shared::{AGAIN, LOOK, PushedQueue};
-use super::store::{Attempt, PushReport};
 use crate::engine::{By, Detail, Fingerprint, Held, Once, Publication, Release, Released, Tries};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, NewJob, Reason};
@@ -120,13 +120,7 @@ impl Sending {
         drop(answer);
         let told = |delivered: u64, failed: u64, dead: u64| {
             let attempts = vec![told];
-            self.queue.report.lock().add(PushReport {
-                delivered,
-                failed,
-                dead,
-                attempts,
-                delivered_ago: None,
-            });
+            self.queue.report.lock().add(PushReport { delivered, failed, dead, attempts });
         };
         match verdict {
             Verdict::Delivered => {
@@ -160,13 +154,13 @@ impl Sending {
         }
     }
 
-    /// Reports the first failure to the store before the failed job is released: otherwise the knowledge that
+    /// Reports the first failure to the other servers before the failed job is released: otherwise the knowledge that
     /// attempts fail would be lost with this server. Returns whether this call has reported it.
     async fn first_failure(&self) -> bool {
         let (queue, mut told) = (&self.queue, false);
         let tell = async {
             let first = PushReport { failed: 1, ..PushReport::default() };
-            queue.server.store.report(&queue.key, first).await?;
+            results::add(&*queue.server.settings, &queue.key, &first).await?;
             told = true;
             Ok::<_, Error>(())
         };

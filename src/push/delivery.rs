@@ -38,6 +38,14 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Checks that a record can be read back: one that cannot must not be stored.
+    pub fn check(queue: &Queue, record: &PushRecord) -> Result<(), String> {
+        let read = PushRecord::parse(&record.to_bytes(), &queue.name);
+        let read =
+            read.map_err(|_| "the setting could not be read back: ok_when may be nested too deeply")?;
+        Plan::new(queue, &read).map(drop)
+    }
+
     /// Fails if the record cannot be used, which its parser should have found.
     pub fn new(queue: &Queue, record: &PushRecord) -> Result<Plan, String> {
         let setting = record.setting.clone();

@@ -1,6 +1,6 @@
-//! Secrets and header values are encrypted in the store, with a key that only the servers have. [`Encrypted`]
-//! wraps push's store. Push sees each record as it wrote it. In the store, the header values are null,
-//! `secret` and `old_secret` are missing, and `encrypted` holds all three:
+//! Secrets and header values are encrypted in the settings, with a key that only the servers have. Push sees each
+//! record as it wrote it. In the settings, the header values are null, `secret` and `old_secret` are missing, and
+//! `encrypted` holds all three:
 //! ```text
 //! base64(nonce:12 ChaCha20-Poly1305(JSON of headers, secret, old_secret) tag:16)
 //! ```
@@ -11,10 +11,7 @@
 use std::fmt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -23,7 +20,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use super::store::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
+use super::key::PushKey;
 use crate::error::{Error, Result};
 use crate::name::QueueName;
 use crate::random;
@@ -79,6 +76,10 @@ impl SecretKeys {
         Ok(SecretKeys(keys))
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Encrypts with the first key, if there is one.
     fn seal(&self, bound_to: &str, mut text: Vec<u8>) -> Result<Option<String>> {
         let Some(key) = self.0.first() else { return Ok(None) };
@@ -101,7 +102,7 @@ impl SecretKeys {
     }
 
     /// Returns a record in its stored form.
-    fn hide(&self, key: &PushKey, plain: Bytes) -> Result<Bytes> {
+    pub(super) fn hide(&self, key: &PushKey, plain: Bytes) -> Result<Bytes> {
         let Ok(Value::Object(mut record)) = serde_json::from_slice(&plain) else { return Ok(plain) };
         let mut secrets: Map<String, Value> =
             SECRET.iter().filter_map(|field| record.remove_entry(*field)).collect();
@@ -118,7 +119,7 @@ impl SecretKeys {
 
     /// Returns a stored record as push wrote it, and whether its stored form is up to date. A locked or
     /// invalid record is returned unchanged.
-    fn show(&self, key: &PushKey, stored: Bytes) -> (Bytes, bool) {
+    pub(super) fn show(&self, key: &PushKey, stored: Bytes) -> (Bytes, bool) {
         let Ok(mut record) = serde_json::from_slice::<Value>(&stored) else { return (stored, true) };
         let Some(sealed) = record.get(ENCRYPTED) else {
             let plain = record.get(SECRET[0]).is_some();
@@ -165,82 +166,6 @@ impl LockedSetting {
 /// Returns the readable part of a record that no key of this server opened; `None` for any other record.
 pub fn locked(record: &[u8]) -> Option<LockedRecord> {
     serde_json::from_slice(record).ok()
-}
-
-/// A push store that encrypts secrets. Without keys it changes nothing.
-#[derive(Debug)]
-pub struct Encrypted {
-    store: Arc<dyn PushStore>,
-    keys: SecretKeys,
-    /// Records stored before this start are encrypted with the first key.
-    all: AtomicBool,
-}
-
-impl Encrypted {
-    pub fn new(store: Arc<dyn PushStore>, keys: SecretKeys) -> Encrypted {
-        let all = AtomicBool::new(keys.0.is_empty());
-        Encrypted { store, keys, all }
-    }
-}
-
-#[async_trait]
-impl PushStore for Encrypted {
-    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
-        let all = self.all.load(Ordering::Relaxed);
-        let Some(mut records) = self.store.records(known.filter(|_| all)).await? else { return Ok(None) };
-        let (mut done, mut left, mut failed) = (0, 0, None);
-        for (key, record) in &mut records.all {
-            let (plain, as_now) = self.keys.show(key, record.clone());
-            if !all && !as_now {
-                let new = self.keys.hide(key, plain.clone())?;
-                match self.store.swap(key, Some(record.clone()), Some(new)).await {
-                    Ok(true) => done += 1,
-                    // Changed meanwhile: the next pass finds out how.
-                    Ok(false) => left += 1,
-                    Err(error @ Error::Away(_)) => return Err(error),
-                    Err(error) => failed = Some(error),
-                }
-            }
-            *record = plain;
-        }
-        if done > 0 {
-            tracing::info!(
-                records = done,
-                "push: secrets in the store are encrypted with the first key of SecretKeyFile"
-            );
-        }
-        // A store that refuses writes because its disk is full must not stop deliveries.
-        if let Some(error) = failed {
-            tracing::warn!(%error, "push: some secrets could not be encrypted in the store; the next start retries");
-        }
-        self.all.store(left == 0, Ordering::Relaxed);
-        Ok(Some(records))
-    }
-
-    async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
-        Ok(self.store.record(key).await?.map(|stored| self.keys.show(key, stored).0))
-    }
-
-    async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
-        let stored = self.store.record(key).await?;
-        if stored.clone().map(|stored| self.keys.show(key, stored).0) != old {
-            return Ok(false);
-        }
-        let new = new.map(|new| self.keys.hide(key, new)).transpose()?;
-        self.store.swap(key, stored, new).await
-    }
-
-    async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
-        self.store.lease(key, lease).await
-    }
-
-    async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
-        self.store.report(key, report).await
-    }
-
-    async fn seen(&self, key: &PushKey) -> Result<Seen> {
-        self.store.seen(key).await
-    }
 }
 
 #[cfg(test)]

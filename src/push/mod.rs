@@ -1,10 +1,9 @@
 //! Push sends a queue's jobs to a URL. One [`worker`] per pushed queue consumes them through the dispatcher,
-//! like any consumer, and only into free slots. Settings and results are in the store of tokens and limits,
-//! so that all servers share them. Knows the engine's verbs and an HTTP client, and nothing of the HTTP
-//! server.
+//! like any consumer, and only into free slots. Settings and results are shared by all servers. Knows the engine's
+//! verbs and an HTTP client, and nothing of the HTTP server.
 //!
 //! ```text
-//! Push ── every half second, or at once after a change here ──> PushStore::records
+//! Push ── every half second, or at once after a change here ──> PushRecords
 //!   └── worker of each queue ── setting ── client: address, TLS, connections
 //!         ├── breaker, slow-down, window: how many requests may begin now
 //!         └── delivery: builds requests, judges responses
@@ -16,17 +15,22 @@ mod attempt;
 mod breaker;
 pub mod client;
 mod delivery;
+mod demand;
 pub mod encrypted;
+pub mod key;
+mod leases;
 pub mod limits;
 pub mod names;
 mod ok_when;
+mod rates;
 mod record;
+pub mod records;
+pub mod results;
 pub mod setting;
 pub mod shared;
 pub mod shown;
 mod sign;
 mod slots;
-pub mod store;
 mod worker;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -41,13 +45,15 @@ use tokio::time::{Instant, timeout};
 
 use self::address::AddressGuard;
 use self::delivery::{Plan, Verdict};
+use self::key::PushKey;
+use self::leases::View;
 use self::record::{BOTH_SIGN, PushRecord, Switch};
+use self::records::{KnownRecords, Stored};
 use self::setting::Setting;
 use self::shared::{LOOK, PushServer, PushedPool, PushedQueue};
 pub use self::shown::PushState;
 use self::shown::{NewSecret, SeenPush, ShownPush, Tested};
 use self::sign::SigningSecret;
-use self::store::{PushKey, PushRecords, Version};
 use crate::clock::Millis;
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, Queue, QueueName};
@@ -116,12 +122,22 @@ impl Push {
     /// Applies settings until the tasks are stopped.
     pub async fn run(self: Arc<Self>) {
         let stop = self.server.tasks.stopping().clone();
-        let mut known = None;
+        let (mut known, mut is_behind, mut is_clean) = (KnownRecords::default(), false, false);
         while !stop.is_cancelled() {
-            if self.a_worker_died() {
-                known = None; // it is started again
+            // A worker that has died is started again.
+            is_behind |= self.a_worker_died();
+            let read = stop.run_until_cancelled(self.server.records.catch_up(&mut known)).await;
+            let Some(read) = read else { return };
+            self.server.outage.report(&read);
+            // After an error the current workers go on; `known` may be incomplete.
+            is_behind |= !matches!(read, Ok(false));
+            if is_behind && read.is_ok() {
+                self.follow(&known.all);
+                is_behind = false;
             }
-            known = stop.run_until_cancelled(self.refresh(known)).await.flatten();
+            if read.is_ok() && !std::mem::replace(&mut is_clean, true) {
+                self.delete_old_rates(&known).await;
+            }
             self.divide();
             // A notification or the timeout: both refresh.
             let _ = stop.run_until_cancelled(timeout(LOOK, self.changed.notified())).await;
@@ -157,49 +173,42 @@ impl Push {
         workers.len() < before
     }
 
-    /// Asks the store for changed records, and updates the workers. Returns the version that is now known.
-    async fn refresh(&self, known: Option<Version>) -> Option<Version> {
-        let records = self.server.store.records(known).await;
-        self.server.outage.report(&records);
-        match records {
-            Ok(None) => known,
-            Ok(Some(records)) => {
-                let version = records.version;
-                self.follow(records);
-                Some(version)
-            }
-            // The current workers go on.
-            Err(_) => known,
-        }
+    /// Deletes what is left of the rates of queues that are no longer pushed.
+    async fn delete_old_rates(&self, known: &KnownRecords) {
+        let queues: HashSet<String> = known.all.keys().map(PushKey::to_string).collect();
+        let pool = |name: &str| self.pools.iter().find(|(pool, _)| pool.as_str() == name);
+        let now = |name: &str| pool(name).map(|(_, pool)| pool.engine.now());
+        let deleted = rates::delete_old(&*self.server.settings, |queue| queues.contains(queue), now).await;
+        self.server.outage.report(&deleted);
     }
 
-    /// Removes locked records, so that their workers end: their settings may have changed. Logs newly locked ones.
-    fn leave_out_locked(&self, records: &mut PushRecords) {
-        let is_locked = |(key, record): &mut (PushKey, bytes::Bytes)| {
-            encrypted::locked(record).is_some() && self.pools.contains_key(&key.pool)
+    /// Returns the locked records, whose workers end: their settings may have changed. Logs newly locked ones.
+    fn locked(&self, records: &BTreeMap<PushKey, bytes::Bytes>) -> HashSet<PushKey> {
+        let is_locked = |(key, record): &(&PushKey, &bytes::Bytes)| {
+            self.pools.contains_key(&key.pool) && encrypted::locked(record).is_some()
         };
-        let locked: HashSet<PushKey> = records.all.extract_if(.., is_locked).map(|(key, _)| key).collect();
+        let locked: HashSet<PushKey> = records.iter().filter(is_locked).map(|(key, _)| key.clone()).collect();
         let mut before = self.locked.lock();
         let mut new = locked.difference(&before);
         if let Some(queue) = new.next() {
             let queues = 1 + new.count();
             tracing::error!(queues, %queue, "push: nothing is sent from some queues: {LOCKED}");
         }
-        *before = locked;
+        before.clone_from(&locked);
+        locked
     }
 
-    fn follow(&self, mut records: PushRecords) {
-        self.leave_out_locked(&mut records);
+    fn follow(&self, records: &BTreeMap<PushKey, bytes::Bytes>) {
+        let locked = self.locked(records);
         let mut workers = self.workers.lock();
-        let there: HashSet<&PushKey> = records.all.iter().map(|(key, _)| key).collect();
-        workers.retain(|key, _| there.contains(key));
-        for (key, bytes) in records.all {
+        workers.retain(|key, _| records.contains_key(key) && !locked.contains(key));
+        for (key, bytes) in records.iter().filter(|(key, _)| !locked.contains(*key)) {
             // Another server may have more pools.
             let Some(pool) = self.pools.get(&key.pool) else { continue };
-            if workers.get(&key).is_some_and(|running| running.record == bytes) {
+            if workers.get(key).is_some_and(|running| running.record == *bytes) {
                 continue;
             }
-            let record = PushRecord::parse(&bytes, &key.queue.name);
+            let record = PushRecord::parse(bytes, &key.queue.name);
             let plan = match record.and_then(|record| Plan::new(&key.queue, &record)) {
                 Ok(plan) => Arc::new(plan),
                 Err(why) => {
@@ -207,9 +216,9 @@ impl Push {
                     continue;
                 }
             };
-            match workers.get_mut(&key) {
+            match workers.get_mut(key) {
                 Some(running) => {
-                    running.record = bytes;
+                    running.record = bytes.clone();
                     running.plan.send_replace(plan);
                 }
                 None => {
@@ -218,7 +227,7 @@ impl Push {
                     let queue = PushedQueue::new(self.server.clone(), pool.clone(), key.clone());
                     let run = worker::run(Arc::new(queue), plans, down_since.clone());
                     let task = self.server.tasks.spawn(run);
-                    workers.insert(key, Running { plan, record: bytes, down_since, task });
+                    workers.insert(key.clone(), Running { plan, record: bytes.clone(), down_since, task });
                 }
             }
         }
@@ -270,7 +279,24 @@ impl Push {
             return Err(PushError::Bad(why));
         }
         let now = self.server.now();
-        let secret = SigningSecret::random();
+        let first = PushRecord {
+            setting: setting.clone(),
+            secret: SigningSecret::random(),
+            old_secret: None,
+            switch: Switch::On,
+            since: now,
+            why: "it was set".into(),
+            // Differs from the revisions of an earlier record, whose requests may still be in flight.
+            revision: self.server.clock.wall_micros(),
+        };
+        Plan::check(&key.queue, &first).map_err(PushError::Bad)?;
+        let settings = &*self.server.settings;
+        if self.server.records.get(key).await?.is_none() {
+            results::begin(settings, key).await?;
+        }
+        if setting.rate > 0 {
+            rates::create(settings, key).await?;
+        }
         let mut new = true;
         let change = |old: Read| -> Result<Option<PushRecord>> {
             // A record that cannot be read is replaced, together with its secret.
@@ -279,28 +305,13 @@ impl Push {
             new = old.is_none();
             let setting = setting.clone();
             let record = match old {
-                None => PushRecord {
-                    setting,
-                    secret: secret.clone(),
-                    old_secret: None,
-                    switch: Switch::On,
-                    since: now,
-                    why: "it was set".into(),
-                    // Differs from the revisions of an earlier record, whose requests may still be in flight.
-                    revision: self.server.clock.wall_micros(),
-                },
+                None => first.clone(),
                 Some(old) if old.switch == Switch::Off => {
                     PushRecord { setting, ..old.switched(Switch::On, now, "it was set") }
                 }
                 Some(old) => PushRecord { setting, revision: old.revision + 1, ..old },
             };
-            // A record that cannot be read back must not be stored.
-            PushRecord::parse(&record.to_bytes(), &key.queue.name)
-                .map_err(|_| {
-                    "the setting could not be read back: ok_when may be nested too deeply".to_owned()
-                })
-                .and_then(|record| Plan::new(&key.queue, &record))
-                .map_err(PushError::Bad)?;
+            Plan::check(&key.queue, &record).map_err(PushError::Bad)?;
             Ok(Some(record))
         };
         let record = self.change(key, change).await?.ok_or(PushError::NotFound)?;
@@ -310,24 +321,26 @@ impl Push {
 
     /// Returns the setting and the results of a queue.
     pub async fn get(&self, key: &PushKey) -> Result<SeenPush> {
-        let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
-        let seen = self.server.store.seen(key).await?;
+        let Stored { plain: bytes, .. } = self.server.records.get(key).await?.ok_or(PushError::NotFound)?;
+        let settings = &*self.server.settings;
+        let report = results::get(settings, key).await?;
+        let seen = View::read(settings, None).await?.summary(key);
         let push = match encrypted::locked(&bytes) {
             Some(record) => ShownPush::locked(key, record.setting),
             None => ShownPush::new(key, &record::read(key, &bytes)?),
         };
-        Ok(SeenPush::new(push, seen))
+        Ok(SeenPush::new(push, report, seen))
     }
 
     /// Deletes the setting and the secret. Jobs stay. Deleting a missing setting succeeds.
     pub async fn delete(&self, key: &PushKey) -> Result<()> {
-        while let Some(old) = self.server.store.record(key).await? {
-            if self.server.store.swap(key, Some(old), None).await? {
+        while let Some(old) = self.server.records.get(key).await? {
+            if self.server.records.put(key, None, Some(old.version)).await? {
                 self.changed.notify_one();
                 break;
             }
         }
-        Ok(())
+        Ok(results::delete(&*self.server.settings, key).await?)
     }
 
     /// Stops sending until the queue is resumed.
@@ -371,8 +384,8 @@ impl Push {
 
     /// Sends one signed test request, and returns the result.
     pub async fn test(&self, key: &PushKey) -> Result<Tested> {
-        let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
-        let record = record::read(key, &bytes)?;
+        let stored = self.server.records.get(key).await?.ok_or(PushError::NotFound)?;
+        let record = record::read(key, &stored.plain)?;
         let corrupt = |why: String| Error::corrupt(format!("{key}: {why}"));
         let plan = Plan::new(&key.queue, &record).map_err(corrupt)?;
         let now = self.server.now();
@@ -402,10 +415,10 @@ impl Push {
         next.queue.name = on_dead.clone();
         for _ in 0..MAX_ON_DEAD {
             // A record that cannot be read leads nowhere.
-            let record = self.server.store.record(&next).await?;
-            let leads_to = |record: bytes::Bytes| match encrypted::locked(&record) {
+            let record = self.server.records.get(&next).await?;
+            let leads_to = |record: Stored| match encrypted::locked(&record.plain) {
                 Some(locked) => locked.setting.on_dead(),
-                None => PushRecord::parse(&record, &next.queue.name).ok()?.setting.on_dead,
+                None => PushRecord::parse(&record.plain, &next.queue.name).ok()?.setting.on_dead,
             };
             match record.and_then(leads_to) {
                 None => return Ok(None),

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::encrypted;
+use super::key::PushKey;
 use super::setting::Setting;
 use super::sign::{Signer, SigningSecret};
-use super::store::PushKey;
 use crate::clock::Millis;
 use crate::error::Error;
 use crate::name::QueueName;

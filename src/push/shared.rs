@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{Notify, OnceCell, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::client;
+use super::demand::{SharedDemand, Slots};
+use super::key::PushKey;
 use super::limits::{Part, PushShares};
 use super::record::{self, PushRecord};
-use super::store::{PushKey, PushReport, PushStore};
+use super::records::PushRecords;
+use super::results::PushReport;
 use crate::clock::{Clock, Millis};
 use crate::dispatch::Dispatcher;
 use crate::engine::Engine;
@@ -25,10 +27,11 @@ use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 use crate::random;
+use crate::settings::SettingsStore;
 
 /// Pause before an operation that failed is retried.
 pub const AGAIN: Duration = Duration::from_millis(250);
-/// How often the store is asked for changes: every server learns of one within a second.
+/// How often the settings are asked for changes: every server learns of one within a second.
 pub const LOOK: Duration = Duration::from_millis(500);
 /// Memory for bodies and responses in flight, over all queues, in KiB.
 pub const MEMORY: usize = 256 << 10;
@@ -36,12 +39,13 @@ pub const MEMORY: usize = 256 << 10;
 /// Shared by all workers of this server.
 #[derive(Debug)]
 pub struct PushServer {
-    pub store: Arc<dyn PushStore>,
-    /// Receives whether calls of the store succeed.
+    pub settings: Arc<dyn SettingsStore>,
+    pub records: PushRecords,
+    /// Receives whether calls of the settings succeed.
     pub outage: Arc<Outage>,
     pub client: Arc<dyn client::Send>,
     pub clock: Arc<dyn Clock>,
-    /// Name of this process; the names of its workers begin with it.
+    /// Name of this process in leases; unique.
     pub name: String,
     /// Workers, leases, requests, acks.
     pub tasks: Tasks,
@@ -51,6 +55,23 @@ pub struct PushServer {
     pub connections: Arc<PushShares>,
     /// Bounds the memory of their bodies and responses, in KiB: [`MEMORY`].
     pub memory: Arc<PushShares>,
+    pub leasing: Leasing,
+}
+
+/// The way to the leasing task of this server, which runs while there are workers.
+#[derive(Debug, Default)]
+pub struct Leasing {
+    pub(super) new: Mutex<Option<mpsc::UnboundedSender<NewWorker>>>,
+    /// Notified when a demand has changed.
+    pub(super) wake: Notify,
+}
+
+/// A worker that begins to lease.
+#[derive(Debug)]
+pub(super) struct NewWorker {
+    pub queue: Arc<PushedQueue>,
+    pub demand: Arc<SharedDemand>,
+    pub slots: watch::Sender<Slots>,
 }
 
 impl PushServer {
@@ -67,13 +88,14 @@ impl PushServer {
         mut change: impl FnMut(Result<Option<PushRecord>>) -> std::result::Result<Option<PushRecord>, E>,
     ) -> std::result::Result<Option<PushRecord>, E> {
         loop {
-            let old = self.store.record(key).await.inspect_err(|error| self.outage.failed(error))?;
-            let record = match old.as_ref().map(|old: &Bytes| record::read(key, old)).transpose() {
+            let old = self.records.get(key).await.inspect_err(|error| self.outage.failed(error))?;
+            let record = match old.as_ref().map(|old| record::read(key, &old.plain)).transpose() {
                 Err(Error::Locked) => return Err(Error::Locked.into()),
                 record => record,
             };
             let Some(new) = change(record)? else { return Ok(None) };
-            if self.store.swap(key, old, Some(new.to_bytes().into())).await? {
+            let version = old.map(|old| old.version);
+            if self.records.put(key, Some(new.to_bytes().into()), version).await? {
                 return Ok(Some(new));
             }
         }
@@ -98,9 +120,9 @@ pub struct PushedQueue {
     pub pool: Arc<PushedPool>,
     pub key: PushKey,
     /// Name of this worker for the leases: an earlier worker of the same queue may still have requests in flight.
-    pub name: Arc<str>,
+    pub name: String,
     pub metrics: PushSeries,
-    /// Results that are not reported to the store yet.
+    /// Results that are not reported yet.
     pub report: Mutex<PushReport>,
     /// When an attempt of this server last succeeded.
     pub delivered: Mutex<Option<Instant>>,
@@ -108,7 +130,7 @@ pub struct PushedQueue {
     pub turned_off: watch::Sender<u64>,
     /// Number of failed attempts, on all servers.
     pub failed: AtomicU64,
-    /// Set when the store knows that attempts fail.
+    /// Set when the failure of an attempt is reported.
     pub failure_told: OnceCell<()>,
     /// Number of death messages dropped since one was last published.
     pub dropped_messages: AtomicU64,
@@ -122,7 +144,7 @@ pub struct PushedQueue {
 impl PushedQueue {
     pub fn new(server: Arc<PushServer>, pool: Arc<PushedPool>, key: PushKey) -> PushedQueue {
         PushedQueue {
-            name: format!("{}-{}", server.name, random::ulid()).into(),
+            name: random::ulid().to_string(),
             metrics: pool.metrics.pushed(&key.queue),
             report: Mutex::default(),
             delivered: Mutex::default(),

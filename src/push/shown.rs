@@ -6,8 +6,9 @@ use serde_json::Value;
 
 use super::delivery;
 use super::encrypted::LockedSetting;
+use super::key::PushKey;
 use super::record::{PushRecord, Switch};
-use super::store::{Attempt, PushKey, Seen};
+use super::results::{Attempt, PushReport};
 use crate::clock::Millis;
 use crate::error::LOCKED;
 
@@ -131,8 +132,8 @@ struct ShownAttempt {
 }
 
 impl SeenPush {
-    pub fn new(push: ShownPush, seen: Seen) -> SeenPush {
-        let Seen { report, in_flight, open } = seen;
+    /// `in_flight` requests are in flight, and the breaker of some server is open since `open`.
+    pub fn new(push: ShownPush, report: PushReport, (in_flight, open): (u64, Option<Millis>)) -> SeenPush {
         let counts =
             Counts { delivered: report.delivered, failed: report.failed, dead: report.dead, in_flight };
         let shown = |Attempt { job_id, time, status, milliseconds, answer }| ShownAttempt {

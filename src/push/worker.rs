@@ -22,11 +22,11 @@ use super::acks::Acks;
 use super::attempt::{Ended, Sending, Slot};
 use super::breaker::{Breaker, Gate, SlowDown};
 use super::delivery::Plan;
+use super::demand::{Demand, Slots};
 use super::limits::Window;
 use super::record::{PushRecord, Switch};
 use super::shared::{AGAIN, MEMORY, PushedQueue};
-use super::slots::{self, Demand, LEASE, Slots};
-use super::store::Lease;
+use super::slots::{self, Teller};
 use crate::clock::Millis;
 use crate::dispatch::{self, ConsumeError, Delivery};
 use crate::error::{Error, Result};
@@ -69,7 +69,9 @@ struct Worker {
     /// The revision whose endpoint returned 410, until the record says so.
     gone: Option<u64>,
     acks: Acks,
-    demand: watch::Sender<Demand>,
+    /// The leasing task runs.
+    is_leased: bool,
+    demand: Teller,
     tell: mpsc::UnboundedSender<Ended>,
 }
 
@@ -93,6 +95,7 @@ pub async fn run(queue: Arc<PushedQueue>, mut plans: watch::Receiver<Arc<Plan>>,
         consume_at: Instant::now(),
         gone: None,
         acks: Acks::start(&queue),
+        is_leased: true,
         queue,
         demand,
         tell,
@@ -102,13 +105,7 @@ pub async fn run(queue: Arc<PushedQueue>, mut plans: watch::Receiver<Arc<Plan>>,
         tokio::select! {
             biased;
             () = stop.cancelled(), if !worker.ending => worker.ending = true,
-            () = helper_died(&worker.acks, &worker.demand), if !worker.ending => {
-                tracing::error!(
-                    queue = %worker.queue.key,
-                    "push: the ack or lease task of a queue has died; its worker is restarted"
-                );
-                worker.ending = true; // it is started again, with them
-            }
+            () = worker.acks.died(), if !worker.ending => worker.helper_died(),
             changed = plans.changed(), if !worker.ending => match changed {
                 Ok(()) => worker.adopt(plans.borrow_and_update().clone()),
                 Err(_) => worker.ending = true,
@@ -120,7 +117,13 @@ pub async fn run(queue: Arc<PushedQueue>, mut plans: watch::Receiver<Arc<Plan>>,
                 }
             }
             delivery = consumed(&mut worker.consuming) => worker.begin_all(delivery),
-            Ok(()) = slots.changed() => worker.take_slots(*slots.borrow_and_update()),
+            changed = slots.changed(), if worker.is_leased => match changed {
+                Ok(()) => worker.take_slots(*slots.borrow_and_update()),
+                Err(_) => {
+                    worker.is_leased = false;
+                    worker.helper_died();
+                }
+            },
             () = sleep_until(wake) => {}
         }
     }
@@ -137,17 +140,19 @@ async fn consumed(consuming: &mut Option<Consuming>) -> Consumed {
     }
 }
 
-/// Completes when the task that acks or the one that leases has died.
-async fn helper_died(acks: &Acks, demand: &watch::Sender<Demand>) {
-    tokio::select! {
-        () = acks.died() => {}
-        () = demand.closed() => {}
-    }
-}
-
 impl Worker {
     fn has_ended(&self) -> bool {
         self.ending && self.in_flight == 0
+    }
+
+    /// Ends the worker, since the task that acks or the one that leases has died: it is started again, with them.
+    fn helper_died(&mut self) {
+        if !std::mem::replace(&mut self.ending, true) {
+            tracing::error!(
+                queue = %self.queue.key,
+                "push: the ack or lease task of a queue has died; its worker is restarted"
+            );
+        }
     }
 
     /// Publishes the demand, and consumes into the free slots. Returns the latest time of the next call.
@@ -332,7 +337,7 @@ impl Worker {
         self.consuming = None; // its ttr may differ
     }
 
-    /// Applies the store's grant.
+    /// Applies a grant.
     fn take_slots(&mut self, slots: Slots) {
         self.slots = slots;
         if self.breaker.learn_delivered(Instant::now(), slots.grant.delivered_ago) {
@@ -360,9 +365,8 @@ impl Worker {
         };
         // Keeps to the published maximum, also if it is resumed or changed before the grant arrives.
         (self.slots.grant.slots, self.slots.grant.rate) = (self.may_hold(), rate_held);
-        let lease = Lease {
-            server: self.queue.name.clone(),
-            time: if self.has_ended() { Duration::ZERO } else { LEASE },
+        self.demand.tell(Demand {
+            number: self.slots.number,
             slots: setting.concurrency,
             wants,
             holds: holds.max(self.in_flight),
@@ -371,9 +375,9 @@ impl Worker {
             rate_held,
             in_flight: self.in_flight,
             open: (self.breaker.is_down() && !self.ending).then_some(self.down_since),
-        };
-        let demand = Demand { number: self.slots.number, lease, urgent: false };
-        self.demand.send_if_modified(|before| demand.replace(before));
+            has_ended: self.has_ended(),
+            is_urgent: false,
+        });
     }
 }
 

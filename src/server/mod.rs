@@ -40,7 +40,6 @@ use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
 use crate::process::version::Build;
-use crate::push::encrypted::Encrypted;
 use crate::push::limits::PushShares;
 
 /// Maximum connections of the admin port.
@@ -140,6 +139,7 @@ impl Server {
         let push = PushParts {
             guard,
             client: client(files.push_connections.max(2)),
+            keys: keys.unwrap_or_default(),
             // As many may be kept idle after their requests.
             connections: PushShares::new((files.push_connections / 2).max(1)),
         };
@@ -161,7 +161,7 @@ impl Server {
             let store = admin_store(&config, &tls, patience, &mut stores, &outage, &tasks).await?;
             Ok((store, served(&config, &stores)))
         };
-        let ((tokens, push_store, settings), served) = match opened.await {
+        let ((tokens, settings), served) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
                 [&api_tasks, &admin_tasks, &tasks].into_iter().for_each(Tasks::stop);
@@ -176,7 +176,7 @@ impl Server {
             skip_verification: options.skip_verification,
             stores: &stores,
             served,
-            admin_stores: (tokens, Arc::new(Encrypted::new(push_store, keys.unwrap_or_default())), settings),
+            admin_stores: (tokens, settings),
             outage,
             push,
             zones,

@@ -33,8 +33,10 @@ use crate::process::tasks::Tasks;
 use crate::push::Push;
 use crate::push::address::AddressGuard;
 use crate::push::client::Client;
+use crate::push::encrypted::SecretKeys;
 use crate::push::limits::PushShares;
-use crate::push::shared::{MEMORY, PushServer, PushedPool};
+use crate::push::records::PushRecords;
+use crate::push::shared::{Leasing, MEMORY, PushServer, PushedPool};
 use crate::quotas::QuotaManager;
 use crate::random;
 use crate::sampler::Sampler;
@@ -62,10 +64,11 @@ pub struct StateParts<'a> {
     pub port: u16,
 }
 
-/// Parts of push: address guard, client, and connection shares.
+/// Parts of push: address guard, client, keys of secrets, and connection shares.
 pub struct PushParts {
     pub guard: Arc<AddressGuard>,
     pub client: Client,
+    pub keys: SecretKeys,
     pub connections: Arc<PushShares>,
 }
 
@@ -82,7 +85,7 @@ struct ServedPool {
 pub fn app_state(parts: StateParts<'_>) -> AppState {
     let StateParts { config, config_file, skip_verification, stores, served, zones, metrics, tasks, .. } =
         parts;
-    let ((store, push_store, settings), outage) = (parts.admin_stores, parts.outage);
+    let ((store, settings), outage) = (parts.admin_stores, parts.outage);
     let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
         .map(|mebibytes| mebibytes.saturating_mul(1 << 20));
     metrics.zone_database(zones.version());
@@ -104,7 +107,8 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
     let server_id = random::ulid().to_string();
     let schedule_server = if has_own_settings { "the only server" } else { &*server_id };
     let push_server = PushServer {
-        store: push_store,
+        records: PushRecords::new(settings.clone(), parts.push.keys),
+        settings: settings.clone(),
         outage: outage.clone(),
         client: Arc::new(parts.push.client),
         clock,
@@ -113,6 +117,7 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
         cut: CancellationToken::new(),
         connections: parts.push.connections,
         memory: PushShares::new(MEMORY),
+        leasing: Leasing::default(),
     };
     let push = Push::new(push_server, parts.push.guard, served.iter().map(|pool| pushed(pool, &metrics)));
     let history = Arc::new(history::History::new(config.history_memory.saturating_mul(1 << 20)));

@@ -27,9 +27,6 @@ use crate::metrics::Metrics;
 use crate::name::{DEFAULT_POOL, PoolName};
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
-use crate::push::store::PushStore;
-use crate::push::store::disk::DiskPush;
-use crate::push::store::redis::RedisPush;
 use crate::settings::disk::DiskSettings;
 use crate::settings::redis::RedisSettings;
 use crate::settings::{SettingsStore, move_records};
@@ -193,8 +190,8 @@ fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
     tracing::info!(pool, kind, addr, redis_version, "pool");
 }
 
-/// Stores of tokens and limits, of push, and of settings, in one place.
-pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>, Arc<dyn SettingsStore>);
+/// Stores of tokens and limits, and of settings.
+pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn SettingsStore>);
 
 /// Returns the pool whose store has the settings if there is no `[AdminRedis]`: the default pool; or the pool that its
 /// directory moves to, so that the settings are there when the move ends.
@@ -220,7 +217,7 @@ pub async fn admin_store(
     let in_cluster = (!default.cluster.is_empty()).then_some((default, "[Pool.default]"));
     let redis = config.admin_redis.as_ref().map(|admin| (admin, "[AdminRedis]")).or(in_cluster);
     let disk = stores.disks.get(&PoolName::default_pool()).cloned();
-    let (tokens, push, settings): AdminStores = match (redis, &disk) {
+    let (tokens, settings): AdminStores = match (redis, &disk) {
         (Some((redis, section)), _) => {
             let opened = patience.wait_for(section, async || {
                 let address = redis_address(redis, tls.of_redis.get(section));
@@ -235,16 +232,16 @@ pub async fn admin_store(
                 Ok(RedisAdmin::connect(&address, prefix, outage.clone(), tasks).await?)
             });
             let store = opened.await.map_err(|e| failed(&e))?;
-            let failed = StoreEnd::WithServer(Box::pin(store.failed()));
-            stores.failures.push(("tokens and limits".into(), failed));
-            let (push, settings) = (RedisPush::new(&store), RedisSettings::new(&store));
-            (Arc::new(store), Arc::new(push), Arc::new(settings))
+            let end = StoreEnd::WithServer(Box::pin(store.failed()));
+            stores.failures.push(("tokens and limits".into(), end));
+            let settings = RedisSettings::new(&store);
+            settings.refuse_earlier().await.map_err(|e| failed(&e))?;
+            (Arc::new(store), Arc::new(settings))
         }
         (None, Some(disk)) => {
             let store = DiskAdmin::new(disk).map_err(|e| failed(&e))?;
-            let push = DiskPush::new(disk).map_err(|e| failed(&e))?;
             let settings = directory_settings(config, tls, patience, stores, outage, tasks).await;
-            (Arc::new(store), Arc::new(push), settings.map_err(|e| failed(&e))?)
+            (Arc::new(store), settings.map_err(|e| failed(&e))?)
         }
         (None, None) => return Err(failed(&"there is no store for tokens: add Addr = \"host:port\"")),
     };
@@ -255,7 +252,7 @@ pub async fn admin_store(
             tracing::info!(moved, "moved settings from the directory of the default pool");
         }
     }
-    Ok((tokens, push, settings))
+    Ok((tokens, settings))
 }
 
 /// Opens the settings of a server whose default pool is on disk, without an `[AdminRedis]`.
@@ -278,7 +275,9 @@ async fn directory_settings(
     });
     let store = opened.await?;
     stores.failures.push(("settings".into(), StoreEnd::WithServer(Box::pin(store.failed()))));
-    Ok(Arc::new(RedisSettings::new(&store)))
+    let settings = RedisSettings::new(&store);
+    settings.refuse_earlier().await?;
+    Ok(Arc::new(settings))
 }
 
 /// Returns the engine options of a pool on Redis.

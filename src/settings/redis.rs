@@ -17,10 +17,15 @@ use super::{
 use crate::admin::redis::RedisAdmin;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
 use crate::engine::redis::tables::Tables;
+use crate::engine::together;
 use crate::error::{Error, Result};
 
 /// The hash of all records.
 const RECORDS: &str = "dormouse/settings";
+/// Hash of push settings in versions before the first release, with a field without a name.
+const PUSH_BEFORE_SETTINGS: &str = "dormouse/push";
+const OF_EARLIER_VERSION: &str = "the Redis has push settings of a version before the first release: delete them with \
+    that version, or delete the key dormouse/push";
 /// The partition of all its keys.
 const PART: u16 = 0;
 
@@ -35,6 +40,20 @@ impl RedisSettings {
     /// Uses the connection of the Redis of tokens and limits.
     pub fn new(admin: &RedisAdmin) -> RedisSettings {
         RedisSettings { tables: admin.tables(), scripts: Scripts::default() }
+    }
+
+    /// Fails if the Redis has push settings that this version would ignore. Passes over unavailable parts of a cluster,
+    /// without which a server starts.
+    pub async fn refuse_earlier(&self) -> Result<()> {
+        let fields = together::all(self.tables.parts().map(|part| async move {
+            let mut fields = redis::cmd("HLEN");
+            fields.arg(self.tables.key(part, PUSH_BEFORE_SETTINGS));
+            self.tables.query::<u64>(part, &fields).await
+        }));
+        match fields.await.into_iter().flatten().any(|fields| fields > 1) {
+            true => Err(Error::refused(OF_EARLIER_VERSION)),
+            false => Ok(()),
+        }
     }
 
     fn call<const N: usize>(&self, script: &Script, kinds: [&str; N]) -> redis::Cmd {

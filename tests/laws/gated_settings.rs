@@ -1,7 +1,7 @@
-//! A wrapper of a settings store that can refuse puts, hang, and fail as if its server had died.
+//! A wrapper of a settings store that can refuse puts and keeps, hang, panic, and fail as if its server had died.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,13 +21,38 @@ pub struct GatedSettings {
     beside: Option<Arc<Gated<ModelEngine>>>,
     /// Number of puts to refuse.
     refused_puts: AtomicUsize,
+    refuses_keeps: AtomicBool,
+    panics: AtomicBool,
     scans_hang: watch::Sender<bool>,
+    hangs: watch::Sender<bool>,
 }
 
 impl GatedSettings {
     pub fn new(inner: Arc<dyn SettingsStore>, beside: Option<Arc<Gated<ModelEngine>>>) -> Arc<GatedSettings> {
-        let scans_hang = watch::Sender::default();
-        Arc::new(GatedSettings { inner, beside, refused_puts: AtomicUsize::new(0), scans_hang })
+        Arc::new(GatedSettings {
+            inner,
+            beside,
+            refused_puts: AtomicUsize::new(0),
+            refuses_keeps: AtomicBool::new(false),
+            panics: AtomicBool::new(false),
+            scans_hang: watch::Sender::default(),
+            hangs: watch::Sender::default(),
+        })
+    }
+
+    /// Makes keeps fail, or succeed again.
+    pub fn refuse_keeps(&self, refuse: bool) {
+        self.refuses_keeps.store(refuse, Ordering::SeqCst);
+    }
+
+    /// Makes the next keep panic.
+    pub fn a_keep_panics(&self) {
+        self.panics.store(true, Ordering::SeqCst);
+    }
+
+    /// Makes every call hang until it is called with `false`.
+    pub fn hang(&self, hang: bool) {
+        self.hangs.send_replace(hang);
     }
 
     /// Makes the next `puts` puts fail, as on a Redis without memory.
@@ -41,6 +66,7 @@ impl GatedSettings {
     }
 
     async fn up(&self) -> Result<()> {
+        goes_on(&self.hangs).await;
         match &self.beside {
             Some(beside) => beside.up().await,
             None => Ok(()),
@@ -49,6 +75,9 @@ impl GatedSettings {
 }
 
 async fn goes_on(hangs: &watch::Sender<bool>) {
+    if !*hangs.borrow() {
+        return; // tests of a week in virtual time call it a million times
+    }
     let _ = hangs.subscribe().wait_for(|hangs| !hangs).await.expect("its owner has it");
 }
 
@@ -81,6 +110,11 @@ impl SettingsStore for GatedSettings {
     }
 
     async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()> {
+        goes_on(&self.hangs).await;
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "the test says so");
+        if self.refuses_keeps.load(Ordering::SeqCst) {
+            return Err(Error::Overloaded);
+        }
         self.inner.keep(key, value, ttl).await
     }
 

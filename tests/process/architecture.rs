@@ -90,8 +90,6 @@ fn only_the_server_names_a_concrete_engine() {
             "src/engine/redis/",
             "src/admin/disk.rs",
             "src/admin/redis.rs",
-            "src/push/store/disk.rs",
-            "src/push/store/redis.rs",
             "src/settings/disk.rs",
             "src/settings/redis.rs",
         ],
@@ -126,13 +124,11 @@ fn only_a_server_and_two_clients_know_hyper() {
 #[test]
 fn only_the_redis_stores_know_redis() {
     hold(
-        "only src/engine/redis and the stores of src/admin, src/push and src/settings know the Redis client",
-        &["src/engine/redis/", "src/admin/redis.rs", "src/push/store/redis.rs", "src/settings/redis.rs"],
+        "only src/engine/redis and the stores of src/admin and src/settings know the Redis client",
+        &["src/engine/redis/", "src/admin/redis.rs", "src/settings/redis.rs"],
         |line| {
             line.contains("redis::")
-                && !["engine", "admin", "store", "settings"]
-                    .iter()
-                    .any(|of| line.contains(&format!("{of}::redis::")))
+                && !["engine", "admin", "settings"].iter().any(|of| line.contains(&format!("{of}::redis::")))
         },
     );
 }
@@ -184,12 +180,7 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
         ["\"j/", "\"q/", "\"d/", "\"m/", "\"tk/", "\"l/", "\"timer_set", "\"__throttler", "\"dormouse/"];
     hold(
         "keys of Redis are made in one file of each store",
-        &[
-            "src/engine/redis/layout/keys.rs",
-            "src/admin/redis.rs",
-            "src/push/store/redis.rs",
-            "src/settings/redis.rs",
-        ],
+        &["src/engine/redis/layout/keys.rs", "src/admin/redis.rs", "src/settings/redis.rs"],
         |line| prefixes.iter().any(|prefix| line.contains(prefix)),
     );
     let mut wrong = String::new();
@@ -246,7 +237,7 @@ const PARTS: &[(&str, &[&str])] = &[
     (
         "push",
         &[
-            "push::store",
+            "settings",
             "clock",
             "dial",
             "dispatch",
@@ -261,12 +252,9 @@ const PARTS: &[(&str, &[&str])] = &[
             "tls",
         ],
     ),
-    ("push::store", &["clock", "error", "name"]),
-    ("push::store::disk", &["push::store", "error", "name", "engine::disk"]),
-    ("push::store::redis", &["push::store", "admin::redis", "clock", "engine::redis", "error", "name"]),
     ("settings", &["engine", "error"]),
     ("settings::disk", &["settings", "engine::disk", "error"]),
-    ("settings::redis", &["settings", "admin::redis", "engine::redis", "error"]),
+    ("settings::redis", &["settings", "admin::redis", "engine", "engine::redis", "error"]),
     ("pauses", &["clock", "dispatch", "engine", "error", "name", "outage", "settings"]),
     ("quotas", &["admin", "engine", "error", "name", "outage", "settings"]),
     ("fleet", &["clock", "error", "random", "settings"]),
@@ -409,7 +397,6 @@ const PARTS: &[(&str, &[&str])] = &[
             "process",
             "process::tasks",
             "push",
-            "push::store",
             "sampler",
             "search",
             "time",
@@ -454,9 +441,6 @@ const PARTS: &[(&str, &[&str])] = &[
         &[
             "http",
             "push",
-            "push::store",
-            "push::store::disk",
-            "push::store::redis",
             "dispatch",
             "pump",
             "quotas",

@@ -287,6 +287,7 @@ async fn a_directory_of_this_format_opens() {
     let tokens = ask(&admin, "/token/ns").await.to_string();
     assert!(tokens.contains(token) && tokens.contains("golden"), "the token and its description: {tokens}");
     assert_eq!(ask(&admin, "/quota/ns").await["jobs"], 1000);
+    assert_eq!(ask(&admin, "/push/ns/pushed").await["state"], "paused");
     let limit = ask(&admin, &format!("/token/ns/{token}/limit")).await.to_string();
     assert!(limit.contains("100000"), "the token's limit: {limit}");
 }

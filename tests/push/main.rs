@@ -17,14 +17,11 @@ mod traces;
 mod support {
     pub mod certificates;
     pub mod client;
-    pub mod disk_store;
     pub mod fake_names;
     #[path = "unheld.rs"]
     pub mod held;
     pub mod nginx;
     pub mod process;
-    pub mod redis_admin;
-    pub mod redis_cluster;
     pub mod redis_connection;
     pub mod redis_restart;
     pub mod redis_server;

@@ -80,7 +80,7 @@ impl Stage {
             Store::Other { .. } => unreachable!("these tests make none"),
             Store::Redis(redis) => {
                 let hash: Vec<Vec<u8>> = redis::cmd("HGETALL")
-                    .arg("dormouse/push")
+                    .arg("dormouse/settings")
                     .query(&mut redis.connection())
                     .expect("a hash");
                 hash.iter().any(|part| String::from_utf8_lossy(part).contains(text))

@@ -126,11 +126,6 @@ impl Records {
         self.handle.clock.monotonic()
     }
 
-    /// Returns the pool's time, which continues over restarts: for stored times.
-    pub fn pool_now(&self) -> Millis {
-        self.handle.clock.now()
-    }
-
     /// Checks whether the store would accept a change now.
     pub async fn check(&self) -> Result<()> {
         self.handle.check().await

@@ -20,7 +20,7 @@ use crate::http::request::peer::ClientIp;
 use crate::http::state::AppState;
 use crate::http::state::changes::Changes;
 use crate::process::log::AUDIT;
-use crate::push::store::PushKey;
+use crate::push::key::PushKey;
 
 /// Action of setting schedules, which supports a dry run.
 const SET: &str = "schedules were set";

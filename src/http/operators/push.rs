@@ -16,8 +16,8 @@ use crate::http::request::params::Query;
 use crate::http::state::{App, AppState};
 use crate::name::{Namespace, Queue, QueueName};
 use crate::push::PushError;
+use crate::push::key::PushKey;
 use crate::push::setting::{self, MAX_SETTING};
-use crate::push::store::PushKey;
 
 /// The queue in `/push/:namespace/:queue?pool`.
 pub struct Pushed(PushKey);

@@ -7,6 +7,7 @@ mod metered;
 mod migration;
 mod pauses;
 mod push;
+mod push_fleet;
 mod push_stage;
 mod quotas;
 mod scheduler;

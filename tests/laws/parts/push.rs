@@ -6,8 +6,8 @@ use super::push_stage::{Arrived, PushStage, answer, pushed, refused};
 use crate::support::engine_ext::EngineExt;
 use dormouse::engine::{Engine, Release, Tries};
 use dormouse::job::{JobRef, JobState, Reason};
+use dormouse::push::results::{self, PushReport};
 use dormouse::push::shared::MEMORY;
-use dormouse::push::store::{PushReport, PushStore};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -367,14 +367,14 @@ async fn no_more_than_the_rate_begin_in_any_stretch() {
 async fn a_paused_queue_holds_of_the_rate_only_what_it_has_begun() {
     let stage = PushStage::new(json!({"rate": 3, "per": 3600})).await;
     sleep(3 * SECOND).await;
-    assert_eq!(stage.store.rate_held(), Some(3), "the requests it may start");
+    assert_eq!(stage.rate_reserved().await, 3, "the requests it may start");
     stage.publish("x", 1).await;
     sleep(SECOND).await;
     stage.push.pause(&stage.key).await.expect("it pauses");
     sleep(3 * SECOND).await;
     assert_eq!(
-        (stage.endpoint.arrived().len(), stage.store.rate_held()),
-        (1, Some(1)),
+        (stage.endpoint.arrived().len(), stage.rate_reserved().await),
+        (1, 1),
         "the request it has started"
     );
 }
@@ -388,12 +388,12 @@ async fn what_was_begun_is_told_after_the_lease_has_lapsed() {
     }
     sleep(SECOND).await;
     assert_eq!(stage.endpoint.arrived().len(), 3, "the maximum of the rate");
-    stage.store.leases_fail(true);
+    stage.settings.refuse_keeps(true);
     sleep(15 * SECOND).await;
-    assert_eq!(stage.store.rate_held(), Some(3), "by each lease that is asked for");
+    assert_eq!(stage.rate_reserved().await, 3, "while leases fail");
     stage.push.stop();
     stage.push.ended().await;
-    assert_eq!(stage.store.rate_held(), Some(3), "by the last words");
+    assert_eq!(stage.rate_reserved().await, 3, "by the last words");
 }
 
 /// Guards against a failed job that is retried before the next one has been sent.
@@ -586,14 +586,16 @@ async fn a_worker_whose_helper_has_died_is_begun_again_within_a_second() {
             (1, None),
             "it is sent and acked"
         );
+        let worker = stage.worker().await.expect("it leases");
         if ack {
             stage.engine.an_ack_panics();
             stage.publish("its ack panics", 1).await;
         } else {
-            stage.store.a_lease_panics();
+            stage.settings.a_keep_panics();
         }
         sleep(2 * SECOND).await; // leases are renewed each second, workers are checked twice a second
-        assert_eq!(stage.store.workers(), 2, "another worker leases; of the acks: {ack}");
+        let now = stage.worker().await.expect("one leases");
+        assert_ne!(now, worker, "another worker leases; of the acks: {ack}");
     }
 }
 
@@ -612,7 +614,7 @@ async fn fails_elsewhere(stage: &PushStage, job: &JobRef, reason: &str) {
 #[tokio::test(start_paused = true)]
 async fn an_attempt_of_another_server_counts_before_that_has_told_of_it() {
     let stage = PushStage::new(json!({})).await;
-    stage.store.shared_with_another();
+    stage.share_with_another(None).await;
     stage.push.pause(&stage.key).await.expect("it pauses");
     let job = stage.publish("x", 3).await;
     fails_elsewhere(&stage, &job, "attempt 1: status 500").await;
@@ -642,7 +644,7 @@ async fn a_reason_with_the_largest_number_overflows_nothing() {
     let stage = PushStage::new(json!({"retry": [1]})).await;
     stage.endpoint.says(500, &[], "");
     let report = PushReport { failed: 1, ..PushReport::default() };
-    stage.store.report(&stage.key, report).await.expect("it is told");
+    results::add(&*stage.settings, &stage.key, &report).await.expect("it is told");
     stage.push.pause(&stage.key).await.expect("it pauses");
     let job = stage.publish("x", 3).await;
     fails_elsewhere(&stage, &job, "attempt 18446744073709551615: status 500").await;
@@ -664,15 +666,10 @@ async fn a_success_elsewhere_ends_the_open_state_of_a_server_that_has_nothing_to
     }
     sleep(2 * SECOND).await;
     let state = async || stage.shown().await["state"].clone();
-    let elsewhere = async || {
-        let ago = Some(SECOND / 2);
-        let report = PushReport { delivered: 1, delivered_ago: ago, ..PushReport::default() };
-        stage.store.report(&stage.key, report).await.expect("it is told");
-    };
     assert_eq!(state().await, "open");
     sleep(MINUTE).await;
     assert_eq!(state().await, "open", "there was no reply yet");
-    elsewhere().await;
+    stage.share_with_another(Some(SECOND / 2)).await;
     sleep(3 * SECOND).await;
     assert_eq!(state().await, "on", "it has answered another server");
     // This server does not know yet: it probes with the next job, which spends no try.
@@ -706,8 +703,7 @@ async fn a_success_elsewhere_right_after_the_last_failure_ends_the_open_state_to
         }
         sleep(2 * SECOND).await;
         assert_eq!(stage.shown().await["state"], "open", "ten have timed out, and are dead");
-        let report = PushReport { delivered: 40, delivered_ago: Some(ago), ..PushReport::default() };
-        stage.store.report(&stage.key, report).await.expect("it is told");
+        stage.share_with_another(Some(ago)).await;
         sleep(75 * SECOND).await;
         let shown = stage.shown().await;
         assert_eq!(shown["state"], state, "delivered {ago:?} before it was told: {shown}");
@@ -721,16 +717,16 @@ async fn a_job_is_given_back_after_a_410_when_every_server_knows_of_it() {
     for is_shared in [false, true] {
         let stage = PushStage::new(json!({})).await;
         if is_shared {
-            stage.store.shared_with_another();
+            stage.share_with_another(None).await;
         }
         sleep(3 * SECOND).await; // the lease reports the other server
         stage.endpoint.says(410, &[], "gone");
-        stage.store.swaps_fail(true);
+        stage.settings.refuse_puts(usize::MAX);
         let job = stage.publish("x", 3).await;
         let state = async || stage.view(&job).await.expect("it stays").state;
         sleep(3 * SECOND).await;
         assert_eq!(state().await, Some(JobState::Running), "nobody knows of it while it cannot be stored");
-        stage.store.swaps_fail(false);
+        stage.settings.refuse_puts(0);
         let (mut off, mut ready) = (None, None);
         for _ in 0..100 {
             sleep(SECOND / 20).await;
@@ -755,13 +751,13 @@ async fn a_job_is_given_back_after_a_410_when_every_server_knows_of_it() {
 async fn a_job_is_given_back_after_a_410_before_its_hand_over_ends() {
     let stage = PushStage::new(json!({"timeout": 5})).await;
     stage.endpoint.says(410, &[], "gone");
-    stage.store.swaps_fail(true);
+    stage.settings.refuse_puts(usize::MAX);
     let job = stage.publish("x", 1).await;
     sleep(MINUTE).await;
     let view = stage.view(&job).await.expect("it stays");
     assert_eq!((view.state, view.tries_left), (Some(JobState::Ready), Some(1)), "it costs no try");
     assert_eq!(stage.endpoint.arrived().len(), 1, "requests");
-    stage.store.swaps_fail(false);
+    stage.settings.refuse_puts(0);
     sleep(3 * SECOND).await;
     assert_eq!(stage.shown().await["state"], "off", "it is stored as soon as it can be");
 }
@@ -853,11 +849,12 @@ async fn a_circle_through_a_locked_setting_is_refused() {
     let stage = PushStage::new(json!({})).await;
     let b = pushed("b");
     stage.set_of(&b, json!({"on_dead": "q"})).await.expect("a setting");
-    let plain = stage.store.record(&b).await.expect("it answers").expect("a record");
-    let mut locked: Value = serde_json::from_slice(&plain).expect("JSON");
+    let stored = stage.records.get(&b).await.expect("it answers").expect("a record");
+    let mut locked: Value = serde_json::from_slice(&stored.plain).expect("JSON");
     locked["encrypted"] = json!("by another server's key");
     assert!(locked.as_object_mut().and_then(|record| record.remove("secret")).is_some());
-    assert!(stage.store.swap(&b, Some(plain), Some(locked.to_string().into())).await.expect("it answers"));
+    let put = stage.records.put(&b, Some(locked.to_string().into()), Some(stored.version));
+    assert!(put.await.expect("it answers"));
     let refused = stage.set_of(&stage.key, json!({"on_dead": "b"})).await.expect_err("q, b, q");
     assert!(refused.to_string().contains("queue b"), "{refused}");
 }
@@ -870,8 +867,8 @@ async fn a_circle_that_is_stored_ends_with_the_first_message() {
     // As another server would store it, without checking other queues.
     let (b, c) = (pushed("b"), pushed("c"));
     stage.set_of(&c, json!({"on_dead": "q"})).await.expect("a setting");
-    let record = stage.store.record(&c).await.expect("it answers");
-    assert!(stage.store.swap(&b, None, record).await.expect("it answers"));
+    let record = stage.records.get(&c).await.expect("it answers").map(|stored| stored.plain);
+    assert!(stage.records.put(&b, record, None).await.expect("it answers"));
     let job = stage.publish("x", 5).await;
     stage.publish_to(&b, "y", 5).await;
     sleep(MINUTE).await;

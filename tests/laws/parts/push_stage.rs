@@ -1,9 +1,7 @@
-//! Push in virtual time: jobs in the model engine, a scripted endpoint, and shared state in memory.
+//! A server that pushes: jobs in the model engine, a scripted endpoint, and settings in memory, or those of other servers.
 
-use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU16;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,7 +9,6 @@ use bytes::Bytes;
 use dormouse::clock::{Clock, Micros};
 use dormouse::dispatch::{Dispatcher, ParkedPolls};
 use dormouse::engine::Engine;
-use dormouse::error::{Error, Result};
 use dormouse::job::{JobIds, JobRef, JobView, NewJob};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
@@ -19,11 +16,14 @@ use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::push::address::AddressGuard;
 use dormouse::push::client::{ConnectFault, EndpointAnswer, Send};
+use dormouse::push::encrypted::SecretKeys;
+use dormouse::push::key::PushKey;
 use dormouse::push::limits::PushShares;
+use dormouse::push::records::PushRecords;
 use dormouse::push::setting::Setting;
-use dormouse::push::shared::{MEMORY, PushServer, PushedPool};
-use dormouse::push::store::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
+use dormouse::push::shared::{Leasing, MEMORY, PushServer, PushedPool};
 use dormouse::push::{Push, PushError};
+use dormouse::settings::{SettingsStore, scan_all};
 use hyper::Request;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
@@ -32,7 +32,9 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::gated::Gated;
+use crate::gated_settings::GatedSettings;
 use crate::jobs::queue;
+use crate::settings_stage::MemorySettings;
 use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
 
@@ -48,109 +50,6 @@ impl Clock for RuntimeClock {
     fn now_micros(&self) -> Micros {
         // Any time of day.
         1_700_000_000_000_000 + self.0.elapsed().as_micros() as Micros
-    }
-}
-
-/// The shared state of push, in maps, for one server.
-#[derive(Debug, Default)]
-pub struct MemoryPush(Mutex<Kept>, AtomicBool, AtomicBool, AtomicBool, AtomicBool);
-
-impl MemoryPush {
-    /// Makes another server push the queues too, from now on.
-    pub fn shared_with_another(&self) {
-        self.1.store(true, Ordering::Relaxed);
-    }
-
-    /// Makes every lease fail, or succeed again.
-    pub fn leases_fail(&self, fail: bool) {
-        self.2.store(fail, Ordering::Relaxed);
-    }
-
-    /// Makes every change of a record fail, or succeed again.
-    pub fn swaps_fail(&self, fail: bool) {
-        self.4.store(fail, Ordering::Relaxed);
-    }
-
-    /// Makes the next lease panic.
-    pub fn a_lease_panics(&self) {
-        self.3.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns the number of workers that have requested a lease.
-    pub fn workers(&self) -> usize {
-        self.0.lock().workers.len()
-    }
-
-    /// Returns the number of the rate's requests reserved by the last lease.
-    pub fn rate_held(&self) -> Option<u32> {
-        self.0.lock().rate_held
-    }
-}
-
-#[derive(Debug, Default)]
-struct Kept {
-    version: Version,
-    records: HashMap<PushKey, Bytes>,
-    seen: HashMap<PushKey, Seen>,
-    delivered: HashMap<PushKey, Instant>,
-    rate_held: Option<u32>,
-    workers: HashSet<Arc<str>>,
-}
-
-#[async_trait]
-impl PushStore for MemoryPush {
-    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
-        let kept = self.0.lock();
-        let all = || kept.records.iter().map(|(key, record)| (key.clone(), record.clone())).collect();
-        Ok((known != Some(kept.version)).then(|| PushRecords { version: kept.version, all: all() }))
-    }
-
-    async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
-        Ok(self.0.lock().records.get(key).cloned())
-    }
-
-    async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
-        if self.4.load(Ordering::Relaxed) {
-            return Err(Error::away("the test says so"));
-        }
-        let mut kept = self.0.lock();
-        if kept.records.get(key) != old.as_ref() {
-            return Ok(false);
-        }
-        kept.version += 1;
-        match new {
-            Some(new) => drop(kept.records.insert(key.clone(), new)),
-            None => drop((kept.records.remove(key), kept.seen.remove(key))),
-        }
-        Ok(true)
-    }
-
-    async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
-        assert!(!self.3.swap(false, Ordering::Relaxed), "the test says so");
-        let mut kept = self.0.lock();
-        kept.rate_held = Some(lease.rate_held);
-        kept.workers.insert(lease.server.clone());
-        if self.2.load(Ordering::Relaxed) {
-            return Err(Error::Overloaded);
-        }
-        let delivered_ago = kept.delivered.get(key).map(Instant::elapsed);
-        let seen = kept.seen.entry(key.clone()).or_default();
-        (seen.in_flight, seen.open) = (u64::from(lease.in_flight), lease.open);
-        let (report, alone) = (&seen.report, !self.1.load(Ordering::Relaxed));
-        Ok(Grant { slots: lease.slots, rate: lease.rate, failed: report.failed, delivered_ago, alone })
-    }
-
-    async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
-        let mut kept = self.0.lock();
-        if let Some(ago) = report.delivered_ago {
-            kept.delivered.insert(key.clone(), Instant::now() - ago);
-        }
-        kept.seen.entry(key.clone()).or_default().report.add(report);
-        Ok(())
-    }
-
-    async fn seen(&self, key: &PushKey) -> Result<Seen> {
-        Ok(self.0.lock().seen.get(key).cloned().unwrap_or_default())
     }
 }
 
@@ -204,8 +103,13 @@ pub struct Endpoint {
     script: Mutex<Arc<Script>>,
     arrived: Mutex<Vec<Arrived>>,
     in_flight: Mutex<(usize, usize)>,
+    /// Requests in flight at all endpoints of a fleet, now and at most.
+    all: InFlight,
     began: Instant,
 }
+
+/// Requests in flight, now and at most.
+pub type InFlight = Arc<Mutex<(usize, usize)>>;
 
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -235,6 +139,21 @@ impl Endpoint {
         self.arrived.lock().clone()
     }
 
+    /// Returns when each request arrived.
+    pub fn arrived_at(&self) -> Vec<Instant> {
+        self.arrived.lock().iter().map(|arrived| self.began + arrived.at).collect()
+    }
+
+    /// Returns the number of requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.lock().0
+    }
+
+    /// Returns the maximum number of requests in flight at all endpoints of the fleet.
+    pub fn most_of_all(&self) -> usize {
+        self.all.lock().1
+    }
+
     /// Returns the maximum number of requests in flight.
     pub fn most(&self) -> usize {
         self.in_flight.lock().1
@@ -242,11 +161,12 @@ impl Endpoint {
 }
 
 /// Counts a request while it is in flight.
-struct InFlight<'a>(&'a Endpoint);
+struct Counted<'a>(&'a Endpoint);
 
-impl Drop for InFlight<'_> {
+impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.in_flight.lock().0 -= 1;
+        self.0.all.lock().0 -= 1;
     }
 }
 
@@ -262,12 +182,12 @@ impl Send for Endpoint {
         let body = String::from_utf8_lossy(&body).into_owned();
         let arrived = Arrived { at: self.began.elapsed(), headers: parts.headers, body };
         self.arrived.lock().push(arrived.clone());
-        {
-            let mut in_flight = self.in_flight.lock();
+        for in_flight in [&self.in_flight, &*self.all] {
+            let mut in_flight = in_flight.lock();
             in_flight.0 += 1;
             in_flight.1 = in_flight.1.max(in_flight.0);
         }
-        let _in_flight = InFlight(self);
+        let _counted = Counted(self);
         let script = self.script.lock().clone();
         let (takes, answer) = script(&arrived);
         if takes > time {
@@ -283,7 +203,9 @@ impl Send for Endpoint {
 pub struct PushStage {
     pub push: Arc<Push>,
     pub engine: Arc<Gated<ModelEngine>>,
-    pub store: Arc<MemoryPush>,
+    pub settings: Arc<GatedSettings>,
+    /// The records of `settings`, as another server reads them.
+    pub records: PushRecords,
     pub endpoint: Arc<Endpoint>,
     pub key: PushKey,
     ids: Arc<JobIds>,
@@ -299,8 +221,32 @@ impl PushStage {
 
     /// Creates a stage with this number of connections and KiB of body memory.
     pub async fn with(setting: Value, connections: usize, memory: usize) -> PushStage {
+        let settings = Arc::new(MemorySettings::default());
+        let stage =
+            PushStage::server("one", settings, (Arc::default(), Instant::now()), (connections, memory)).await;
+        stage.set(setting).await;
+        stage
+    }
+
+    /// Creates a server of a fleet, which shares these settings, the count of requests in flight, and the start of the
+    /// pool's clock.
+    pub async fn of_fleet(
+        name: &str,
+        settings: Arc<dyn SettingsStore>,
+        all: &InFlight,
+        began: Instant,
+    ) -> PushStage {
+        PushStage::server(name, settings, (all.clone(), began), (1000, MEMORY)).await
+    }
+
+    async fn server(
+        name: &str,
+        settings: Arc<dyn SettingsStore>,
+        (all, clock_began): (InFlight, Instant),
+        (connections, memory): (usize, usize),
+    ) -> PushStage {
         let began = Instant::now();
-        let clock: Arc<dyn Clock> = Arc::new(RuntimeClock(began));
+        let clock: Arc<dyn Clock> = Arc::new(RuntimeClock(clock_began));
         let engine = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
         let tasks = Tasks::new(Failure::default());
         let parked = Arc::new(ParkedPolls::new(1, 1));
@@ -322,20 +268,23 @@ impl PushStage {
             script: Mutex::new(Arc::new(script)),
             arrived: Mutex::default(),
             in_flight: Mutex::default(),
+            all,
             began,
         });
         let (ids, pool) = (Arc::new(JobIds::default()), PoolName::default_pool());
-        let store = Arc::new(MemoryPush::default());
+        let settings = GatedSettings::new(settings, None);
         let server = PushServer {
-            store: store.clone(),
+            settings: settings.clone(),
+            records: PushRecords::new(settings.clone(), SecretKeys::default()),
             outage: Outage::new("tokens and limits"),
             client: endpoint.clone(),
             clock,
-            name: "one".into(),
+            name: name.to_owned(),
             tasks: Tasks::new(Failure::default()),
             cut: CancellationToken::new(),
             connections: PushShares::new(connections),
             memory: PushShares::new(memory),
+            leasing: Leasing::default(),
         };
         let pushed = PushedPool {
             name: pool.clone(),
@@ -348,9 +297,8 @@ impl PushStage {
         let push = Push::new(server, Arc::new(AddressGuard::default()), [pushed]);
         tasks.spawn(push.clone().run());
         let key = PushKey { pool, queue: queue("q") };
-        let stage = PushStage { push, engine, store, endpoint, key, ids, tasks, began };
-        stage.set(setting).await;
-        stage
+        let records = PushRecords::new(settings.clone(), SecretKeys::default());
+        PushStage { push, engine, settings, records, endpoint, key, ids, tasks, began }
     }
 
     /// Replaces the setting.
@@ -408,6 +356,36 @@ impl PushStage {
     pub async fn shown(&self) -> Value {
         let seen = self.push.get(&self.key).await.expect("it is pushed");
         serde_json::to_value(seen).expect("it is JSON")
+    }
+
+    /// Makes another server push the queue too, from now on, which wants no slots. `delivered` is when its last attempt
+    /// succeeded.
+    pub async fn share_with_another(&self, delivered: Option<Duration>) {
+        let delivered = delivered.map(|ago| self.engine.now() - ago.as_millis() as u64);
+        let entry = json!([{"queue": self.key.to_string(), "worker": "another", "delivered": delivered}]);
+        let day = Duration::from_secs(24 * 3600);
+        self.settings.keep("push/leases/another", entry.to_string().into(), day).await.expect("it answers");
+    }
+
+    /// Returns the name of the worker that leases the queue's slots.
+    pub async fn worker(&self) -> Option<String> {
+        let lease = self.settings.get("push/leases/one").await.expect("it answers")?;
+        let entries: Value = serde_json::from_slice(&lease.value).expect("JSON");
+        Some(entries[0]["worker"].as_str()?.to_owned())
+    }
+
+    /// Returns the number of the rate's requests that all workers of the queue have reserved.
+    pub async fn rate_reserved(&self) -> u64 {
+        let record = self.settings.get(&format!("push/rates/{}", self.key)).await.expect("it answers");
+        let entries: Value = serde_json::from_slice(&record.expect("it has a rate").value).expect("JSON");
+        entries.as_object().into_iter().flatten().filter_map(|(_, entry)| entry["requests"].as_u64()).sum()
+    }
+
+    /// Returns the keys of the settings that begin with this prefix.
+    pub async fn keys(&self, prefix: &str) -> Vec<String> {
+        let mut keys = Vec::new();
+        scan_all(&*self.settings, prefix, |key, _| keys.push(key)).await.expect("it answers");
+        keys
     }
 
     /// Returns the time since the start.

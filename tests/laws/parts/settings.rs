@@ -58,19 +58,18 @@ async fn two_servers_see_each_other() {
     );
 }
 
-/// Guards against a full Redis that refuses deletions, and against a change that is half executed there.
+/// Guards against a full Redis that refuses changes and deletions, and against a record that is half stored there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_redis_takes_deletions_and_keeps_what_it_has() {
+async fn a_full_redis_takes_changes_of_what_it_has() {
     let redis = RedisServer::start();
     let store = open(&redis).await;
     let there = put(&store, "there", Some("x"), None).await;
     let gone = put(&store, "gone", Some("x"), None).await;
     let conn = &mut redis.connection();
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).exec(conn).expect("CONFIG SET");
-    for (key, expected) in [("new", None), ("there", Some(there))] {
-        let told = store.put(key, Some("y".into()), expected).await;
-        assert!(told.is_err(), "a full Redis has taken {key}: {told:?}");
-    }
+    let told = store.put("new", Some("y".into()), None).await;
+    assert!(told.is_err(), "a full Redis has taken a new record: {told:?}");
+    let there = put(&store, "there", Some("y"), Some(there)).await;
     ok("keep", store.keep("kept", "y".into(), Duration::from_secs(9)).await); // a heartbeat goes on
     let deleted = put(&store, "gone", None, Some(gone)).await;
     let page = ok("scan", store.scan("", None, 10).await);
@@ -78,9 +77,13 @@ async fn a_full_redis_takes_deletions_and_keeps_what_it_has() {
     let (kept, keys) = keys.split_first().expect("two are there");
     assert_eq!((kept.0, keys), ("kept", &[("there", there)][..]), "what is there while it is full");
     let told = ok("changes", store.changes("", gone).await);
-    assert_eq!(told.keys, Some(vec![("gone".to_owned(), deleted)]), "the deletion is told");
+    assert_eq!(
+        told.keys,
+        Some(vec![("there".to_owned(), there), ("gone".to_owned(), deleted)]),
+        "what was changed"
+    );
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(conn).expect("CONFIG SET");
-    put(&store, "there", Some("y"), Some(there)).await;
+    put(&store, "new", Some("y"), None).await;
 }
 
 /// Guards against servers that keep state lost in a failover: the new master has an older state, and does not report
@@ -125,4 +128,21 @@ async fn a_redis_that_hangs_is_an_error_until_it_goes_on() {
         async || matches!(store.get("a").await, Ok(Some(there)) if there.version == version),
     )
     .await;
+}
+
+/// Guards against a server that pushes nothing, since an earlier version has stored its push settings elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn push_settings_of_an_earlier_version_are_refused() {
+    let redis = RedisServer::start();
+    let store = open(&redis).await;
+    ok("refuse_earlier", store.refuse_earlier().await);
+    let conn = &mut redis.connection();
+    let mut set = |field: &str| {
+        redis::cmd("HSET").arg("dormouse/push").arg(field).arg("1").exec(conn).expect("HSET");
+    };
+    set("");
+    ok("refuse_earlier", store.refuse_earlier().await); // all were deleted
+    set("default/ns/q");
+    let refused = store.refuse_earlier().await.expect_err("a setting is there").to_string();
+    assert!(refused.contains("delete the key dormouse/push"), "it says {refused:?}");
 }

@@ -12,19 +12,16 @@ use crate::engine::disk::store::{Fatal, Space, Store};
 pub enum Table {
     Tokens,
     Limits,
-    /// Queues that are pushed.
-    Push,
 }
 
 impl Table {
-    const ALL: [Table; 3] = [Table::Tokens, Table::Limits, Table::Push];
+    const ALL: [Table; 2] = [Table::Tokens, Table::Limits];
 
     /// Returns the keyspace of the table.
     pub fn space(self) -> Space {
         match self {
             Table::Tokens => Space::Tokens,
             Table::Limits => Space::Limits,
-            Table::Push => Space::Push,
         }
     }
 }

@@ -13,7 +13,6 @@ pub enum Space {
     Tokens,
     Limits,
     Quotas,
-    Push,
     Quarantine,
     Keys,
     Once,
@@ -21,7 +20,7 @@ pub enum Space {
 }
 
 /// Number of keyspaces.
-pub const SPACES: usize = 15;
+pub const SPACES: usize = 14;
 /// One number per keyspace.
 pub type PerSpace = [u64; SPACES];
 
@@ -40,7 +39,6 @@ impl Space {
         (Space::Tokens, "tokens", MIB),
         (Space::Limits, "limits", MIB),
         (Space::Quotas, "quotas", 16 * MIB),
-        (Space::Push, "push", 8 * MIB),
         (Space::Quarantine, "quarantine", MIB),
         (Space::Keys, "keys", 8 * MIB),
         (Space::Once, "once", 8 * MIB),

@@ -66,9 +66,6 @@ pub struct Scripts {
     pub setting_changes: Script,
     pub keep_setting: Script,
     pub count_setting: Script,
-    pub push_swap: Script,
-    pub push_lease: Script,
-    pub push_report: Script,
 }
 
 /// One part of a script: a file; in brackets, a file wrapped in a function of that name, which takes keys and
@@ -158,9 +155,6 @@ impl Default for Scripts {
             setting_changes: without_clock!("settings", "setting_changes"),
             keep_setting: without_clock!("settings", "keep_setting"),
             count_setting: without_clock!("count_setting"),
-            push_swap: without_clock!("push_swap"),
-            push_lease: without_clock!("push_lease"),
-            push_report: without_clock!("push_report"),
         };
         scripts.set_lasting();
         scripts
