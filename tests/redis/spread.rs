@@ -213,6 +213,43 @@ async fn a_batch_goes_to_one_partition_and_one_with_several_keys_part_by_part() 
     );
 }
 
+/// Guards against acks without an effect while servers are restarted with a configuration that spreads a queue no longer.
+#[tokio::test]
+async fn jobs_of_a_server_that_still_spreads_are_found_by_one_that_does_not() {
+    let cluster = RedisCluster::start();
+    let q = queue("q");
+    let (spread, home) = (open(&cluster, &["*/*"]).await, open(&cluster, &[]).await);
+    let job = |id: JobId| JobRef { queue: q.clone(), id };
+    for n in 0..32 {
+        put(&spread, &q, &format!("{n}")).await.expect("published");
+    }
+    let mut taken = take(&spread, &q, 32).await.expect("every partition is there");
+    assert_eq!(taken.len(), 32, "jobs consumed");
+    let many: Vec<_> = taken.drain(..8).map(|job| (job.id, None)).collect();
+    assert_eq!(home.ack(&q, &many).await.expect("acked"), [], "stale receipts");
+    let mut gone: Vec<JobId> = many.iter().map(|(id, _)| *id).collect();
+    for of in taken.drain(..8) {
+        home.ack_job(job(of.id)).await.expect("acked");
+        gone.push(of.id);
+    }
+    for of in taken.drain(..8) {
+        let replaces = Some(job(of.id));
+        let jobs = vec![new_job(&home, &q, "replaces").into()];
+        placed(home.publish(Publication { jobs, replaces, once: None }).await.expect("published"));
+        gone.push(of.id);
+    }
+    for id in gone {
+        let left = spread.inspect(&q, By::Id(id), Detail::Stored).await.expect("inspected");
+        assert_eq!(left.map(|job| job.id), None, "a job that was acked or replaced");
+    }
+    for of in taken {
+        let found = home.inspect(&q, By::Id(of.id), Detail::Stored).await.expect("inspected");
+        assert_eq!(found.map(|job| job.id), Some(of.id), "a running job");
+    }
+    spread.close().await;
+    home.close().await;
+}
+
 /// Guards against stranded jobs when the configuration starts or stops spreading a queue between two starts.
 #[tokio::test]
 async fn a_queue_that_the_configuration_starts_or_stops_spreading_keeps_its_jobs() {

@@ -1,5 +1,5 @@
-//! Calls by id go to the partition named by the id; calls by key to the partition of the key's hash. A job that is not
-//! found there may be in the home partition: see [`Router::parts_of_id`].
+//! Calls by id go to the partition named by the id or the home partition, and if the job is not there to the other one:
+//! see [`Router::parts_of_id`]. Calls by key go to the partition of the key's hash.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,24 +18,24 @@ impl Router {
     /// Acks a job, coalesced with others of its partition.
     pub async fn ack_one(&self, queue: &Queue, id: JobId) -> Result<()> {
         let job = JobRef { queue: queue.clone(), id };
-        let (named, home) = self.parts_of_id(queue, &id);
-        let was_there = self.part(named).ack_one(job.clone()).await?;
-        match home {
-            Some(home) if !was_there => self.part(home).ack_one(job).await.map(drop),
+        let (first, second) = self.parts_of_id(queue, &id);
+        let was_there = self.part(first).ack_one(job.clone()).await?;
+        match second {
+            Some(second) if !was_there => self.part(second).ack_one(job).await.map(drop),
             _ => Ok(()),
         }
     }
 
     /// Acks jobs of one queue independently. Returns the existing jobs whose receipt is no longer valid.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        if !self.spreading.is_everywhere(queue) {
+        if jobs.iter().all(|(id, _)| self.is_at_home(queue, id)) {
             return self.home(queue).ack(queue, jobs).await;
         }
         let mut parts: BTreeMap<Partition, Vec<(JobId, Option<Receipt>)>> = BTreeMap::new();
         for job in jobs {
-            let (named, home) = self.parts_of_id(queue, &job.0);
+            let (first, second) = self.parts_of_id(queue, &job.0);
             // An ack changes nothing in a partition without the job.
-            for partition in [named].into_iter().chain(home) {
+            for partition in [first].into_iter().chain(second) {
                 parts.entry(partition).or_default().push(*job);
             }
         }
@@ -61,17 +61,17 @@ impl Router {
     }
 
     pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
-        let (named, home) = self.parts_of_id(&job.queue, &job.id);
-        match (self.part(named).touch(job, receipt, ttr).await?, home) {
-            (Held::NotFound, Some(home)) => self.part(home).touch(job, receipt, ttr).await,
+        let (first, second) = self.parts_of_id(&job.queue, &job.id);
+        match (self.part(first).touch(job, receipt, ttr).await?, second) {
+            (Held::NotFound, Some(second)) => self.part(second).touch(job, receipt, ttr).await,
             (held, _) => Ok(held),
         }
     }
 
     pub async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
-        let (named, home) = self.parts_of_id(&job.queue, &job.id);
-        match (self.part(named).release(job, receipt, release.clone()).await?, home) {
-            (Held::NotFound, Some(home)) => self.part(home).release(job, receipt, release).await,
+        let (first, second) = self.parts_of_id(&job.queue, &job.id);
+        match (self.part(first).release(job, receipt, release.clone()).await?, second) {
+            (Held::NotFound, Some(second)) => self.part(second).release(job, receipt, release).await,
             (held, _) => Ok(held),
         }
     }
@@ -83,11 +83,11 @@ impl Router {
         }
         let mut parts: BTreeMap<Partition, Vec<Job>> = BTreeMap::new();
         for job in jobs {
-            let (named, home) = self.parts_of_id(&job.queue, &job.id);
-            if let Some(home) = home {
-                parts.entry(home).or_default().push(job.clone());
+            let (first, second) = self.parts_of_id(&job.queue, &job.id);
+            if let Some(second) = second {
+                parts.entry(second).or_default().push(job.clone());
             }
-            parts.entry(named).or_default().push(job);
+            parts.entry(first).or_default().push(job);
         }
         let given = parts.into_iter().map(|(partition, jobs)| self.part(partition).give_back(jobs));
         together::all(given).await.into_iter().collect()
@@ -185,17 +185,17 @@ impl Router {
 
     /// Makes dead jobs ready or delayed again, by id.
     async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
-        if !self.spreading.is_everywhere(queue) {
+        if jobs.iter().all(|id| self.is_at_home(queue, id)) {
             return self.home(queue).respawn_jobs(queue, jobs, revival).await;
         }
         let mut all = Vec::with_capacity(jobs.len());
         for id in jobs {
-            let (named, home) = self.parts_of_id(queue, id);
+            let (first, second) = self.parts_of_id(queue, id);
             let one = async {
-                let revived = self.part(named).respawn_jobs(queue, &[*id], revival).await?;
-                match (revived.first(), home) {
-                    (Some(Revived::NotFound), Some(home)) => {
-                        self.part(home).respawn_jobs(queue, &[*id], revival).await
+                let revived = self.part(first).respawn_jobs(queue, &[*id], revival).await?;
+                match (revived.first(), second) {
+                    (Some(Revived::NotFound), Some(second)) => {
+                        self.part(second).respawn_jobs(queue, &[*id], revival).await
                     }
                     _ => Ok(revived),
                 }

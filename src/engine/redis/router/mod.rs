@@ -115,15 +115,18 @@ impl Router {
         if packs { self.buckets.mark(id, partition, queue) } else { id }
     }
 
-    /// Returns the partition named by a job's id, and the queue's home partition if it differs: a job that came from
-    /// another store, or was published before its queue was spread, may be in the home partition.
+    /// Returns where a job probably is, and the other partition where it may be: the one named by its id, and the
+    /// queue's home. A job that came from another store, or was published before its queue was spread, may be in the
+    /// home partition; one of a queue that another server still spreads is in the one named by its id.
     pub fn parts_of_id(&self, queue: &Queue, id: &JobId) -> (Partition, Option<Partition>) {
-        let home = self.partitions.home(queue);
-        if !self.spreading.is_everywhere(queue) {
-            return (home, None);
-        }
-        let named = self.partitions.of_id(id);
-        (named, (named != home).then_some(home))
+        let (home, named) = (self.partitions.home(queue), self.partitions.of_id(id));
+        let (first, second) = if self.spreading.is_everywhere(queue) { (named, home) } else { (home, named) };
+        (first, (second != first).then_some(second))
+    }
+
+    /// Whether a job can only be in its queue's home partition.
+    pub fn is_at_home(&self, queue: &Queue, id: &JobId) -> bool {
+        self.partitions.of_id(id) == self.partitions.home(queue)
     }
 
     /// Starts to watch the ready lists of a queue.

@@ -29,7 +29,10 @@ impl Router {
         Box::pin(self.admit(&publication)).await?;
         let queue = &first.job.queue;
         let one_queue = publication.jobs.iter().all(|of| of.job.queue == *queue)
-            && publication.replaces.as_ref().is_none_or(|old| old.queue == *queue);
+            && publication
+                .replaces
+                .as_ref()
+                .is_none_or(|old| old.queue == *queue && self.is_at_home(queue, &old.id));
         let published = if one_queue && !self.spreading.is_everywhere(queue) {
             self.home(queue).publish(publication).await
         } else if self.is_free(&publication) {
@@ -172,15 +175,15 @@ impl Router {
         Ok(if replayed { Published::Replay(placed) } else { Published::Done(placed) })
     }
 
-    /// Returns the partition that stores a job; the one named by its id if none does.
+    /// Returns the partition that stores a job; where it would probably be if none does.
     async fn partition_of_stored(&self, job: &JobRef) -> Result<Partition> {
         match self.parts_of_id(&job.queue, &job.id) {
-            (named, Some(home))
-                if !self.is_stored(named, job).await? && self.is_stored(home, job).await? =>
+            (first, Some(second))
+                if !self.is_stored(first, job).await? && self.is_stored(second, job).await? =>
             {
-                Ok(home)
+                Ok(second)
             }
-            (named, _) => Ok(named),
+            (first, _) => Ok(first),
         }
     }
 }
