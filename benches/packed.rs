@@ -1,5 +1,5 @@
-//! Packed jobs: memory of a delayed job, packed and not; ten million on one Redis, and how far unpacking lags when a
-//! million are due within one minute. docs/benchmarks.md says how to run it.
+//! Packed jobs: memory of a delayed job, packed and not; ten million on one Redis; how far unpacking lags when a million
+//! are due within one minute. docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 
 use redis::Commands;
 use serde_json::{Value, json};
-use support::client::Target;
+use support::client::{Client, Consumed, Target};
 use support::ledger::Ledger;
 use support::load;
 use support::proc::Meter;
-use support::redis_server::RedisServer;
 use support::report::Bench;
 use support::setup::{Setup, Store};
 use support::{Outcome, report};
@@ -85,10 +84,10 @@ async fn bytes(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// Fills one Redis, then measures jobs that are due within one minute.
+/// Measures the memory of ten million jobs on one Redis, and what they cost while none is due.
 async fn ten_million(bench: &Bench) -> Outcome {
     let setup = start(Store::Redis, 60).await?;
-    let (api, redis) = (&setup.first().api, setup.redis.as_ref().ok_or("a store on one Redis")?);
+    let api = &setup.first().api;
     let jobs = bench.size(10_000_000, 50_000);
     let (before, began) = (setup.info_of_masters("memory", "used_memory")?, Instant::now());
     load::send(api, CONNECTIONS, jobs.div_ceil(BULK), 201, |api, n| {
@@ -103,8 +102,7 @@ async fn ten_million(bench: &Bench) -> Outcome {
     let (server, peak) = support::proc::memory(setup.first().pid())?;
     bench.figure("memory of the server", server / 1024.0, "MB");
     bench.figure("… at its peak", peak / 1024.0, "MB");
-    idle(bench, &setup).await?;
-    due(bench, &setup, redis).await
+    idle(bench, &setup).await
 }
 
 /// Measures the processor time while no job is due.
@@ -118,8 +116,10 @@ async fn idle(bench: &Bench, setup: &Setup) -> Outcome {
     Ok(())
 }
 
-async fn due(bench: &Bench, setup: &Setup, redis: &RedisServer) -> Outcome {
-    let api = &setup.first().api;
+/// Publishes jobs that are packed and due within one minute, and consumes them.
+async fn due(bench: &Bench) -> Outcome {
+    let setup = start(Store::Redis, 60).await?;
+    let (api, redis) = (&setup.first().api, setup.redis.as_ref().ok_or("a store on one Redis")?);
     let jobs = bench.size(1_000_000, 20_000) / BULK * BULK;
     let ledger = Arc::new(Ledger::new(jobs));
     // Publishing takes a part of the time until the minute begins.
@@ -151,7 +151,7 @@ async fn due(bench: &Bench, setup: &Setup, redis: &RedisServer) -> Outcome {
         let (mut client, ledger, stop) = (api.connect().await?, ledger.clone(), stop.clone());
         tasks.spawn(async move {
             while !stop.is_cancelled() {
-                for job in client.consume_many("soon", "timeout=2&ttr=3600&count=100").await? {
+                for job in consumed(&mut client).await? {
                     ledger.received(job.number()?);
                 }
             }
@@ -170,6 +170,17 @@ async fn due(bench: &Bench, setup: &Setup, redis: &RedisServer) -> Outcome {
     bench.figure("publish on other queues p99", light.publish.ms(0.99), "ms");
     ledger.lateness(bench);
     Ok(())
+}
+
+/// Returns up to a hundred jobs; none if none came within two seconds.
+async fn consumed(client: &mut Client) -> Outcome<Vec<Consumed>> {
+    let request = client.target.bare("GET", "/api/bench/soon?timeout=2&ttr=3600&count=100");
+    let answer = client.call(&request).await?;
+    match answer.status {
+        404 => Ok(Vec::new()),
+        200 => Ok(serde_json::from_slice(&answer.body)?),
+        other => Err(format!("consume answered {other}").into()),
+    }
 }
 
 /// Returns by how many seconds the unpacking of a bucket was late at most, until `stop`.
