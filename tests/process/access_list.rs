@@ -233,7 +233,7 @@ async fn the_least_rights_suffice_for_all_verbs() {
     as_operator::<()>(&redis, &words);
     as_operator::<()>(&admin, &words);
     let toml = format!(
-        "PushAllow = ['127.0.0.1']\n[Pool.default]\nAddr = '{}'\n{LOGIN}[AdminRedis]\nAddr = '{}'\n{LOGIN}",
+        "PushAllow = ['127.0.0.1']\n[Pool.default]\nAddr = '{}'\nPackAfter = 600\n{LOGIN}[AdminRedis]\nAddr = '{}'\n{LOGIN}",
         redis.addr(),
         admin.addr()
     );

@@ -328,10 +328,10 @@ mod tests {
             assert!(told.written.is_some(), "{space:?}: {told}");
             let told = repair(dir.path(), None).unwrap(); // it can be judged
             assert_eq!(told.damage, [""; 0], "{space:?} is whole again: {told}");
-            let (push, settings) = loaded(dir.path()).unwrap(); // it is whole
+            let (limits, settings) = loaded(dir.path()).unwrap(); // it is whole
             if space != Space::Quotas {
                 let rows = kinds.len() as u64 * ROWS;
-                let lost = rows - push - settings;
+                let lost = rows - limits - settings;
                 assert!(
                     (1..rows / 4).contains(&lost),
                     "{space:?}: {lost} rows of {rows} are lost, not one block"
@@ -830,7 +830,7 @@ mod tests {
         };
         put(0..2);
         forget_log(dir.path());
-        let tables = dir.path().join("trees/push/tables");
+        let tables = dir.path().join("trees/limits/tables");
         let mut tables: Vec<_> = fs::read_dir(tables).unwrap().map(|entry| entry.unwrap().path()).collect(); // two
         tables.sort();
         let newer = tables.pop().unwrap(); // as above
