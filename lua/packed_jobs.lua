@@ -1,7 +1,7 @@
 -- Follows lua/packed.lua in scripts that read or unpack packed jobs.
 
--- Returns the tries of a packed job, its due time in us, and the end of its ttl in ms (nil = never). Nothing for what is
--- no packed job.
+-- Returns the tries of a packed job, its due time in us, and the end of its ttl in ms (nil = never). Nothing if it is
+-- not a packed job.
 local function read_packed(field, value)
   if #field ~= 13 or #value < 12 then return end
   local tries, later, rest = struct.unpack(PACKED_HEAD, value)

@@ -1,8 +1,7 @@
 -- Stores the jobs of several publish calls, each call as a whole or not at all; a republish also acks the job that it
 -- replaces.
 -- KEYS    timer_set | ready lists | job keys in publish order | keys of replaced jobs | per new queue: hash of
---         namespaces, hash of queues, their index | sorted set of buckets, if
---         jobs may be packed
+--         namespaces, hash of queues, their index | sorted set of buckets, if jobs may be packed
 -- ARGV    #ready lists, #jobs, #replaced jobs, a sum of 1 = stage.lua has stored the values of all jobs and 2 = jobs may
 --         be packed
 --         per job: its call, its ready list (0 = delayed), ttl in ms (0 = forever), delay in us, list element or timer

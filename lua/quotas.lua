@@ -1,8 +1,8 @@
 -- Follows lua/base.lua and wraps a script that stores or deletes jobs, while a namespace of the pool has a quota. Every
--- SET, DEL and UNLINK of a job's key, and HSETNX of a packed job, through `call` updates its namespace's usage in one hash. Per namespace with a
--- quota it has: name -> maximum jobs, bytes and queues (0 = unlimited), name/jobs and name/bytes -> usage; in a cluster
--- also name/elsewhere -> jobs and bytes in the other partitions, by the last sample. A script that publishes calls
--- `quotas.admit` before its first write, once it knows all its writes.
+-- SET, DEL and UNLINK of a job's key, and HSETNX of a packed job, through `call` updates its namespace's usage in one
+-- hash. Per namespace with a quota it has: name -> maximum jobs, bytes and queues (0 = unlimited), name/jobs and
+-- name/bytes -> usage; in a cluster also name/elsewhere -> jobs and bytes in the other partitions, by the last sample. A
+-- script that publishes calls `quotas.admit` before its first write, once it knows all its writes.
 local used_key, plain, known = base .. 'dormouse/used', call, {}
 -- Keys of deleted jobs whose usage is already credited to new ones.
 local credited = {}

@@ -1,7 +1,7 @@
--- Reads a range of the buckets, by earliest due time, and returns those of one queue or all.
+-- Reads a range of the buckets, by earliest due time, and returns the buckets of one queue, or all.
 -- KEYS    sorted set of buckets
--- ARGV    prefix of the queue's buckets ('' = all), where to begin: a score ('' = the first), how many buckets with it and
---         later to skip; how many to read
+-- ARGV    prefix of the queue's buckets ('' = all), where to begin: a score ('' = the first), how many buckets with it
+--         and later to skip; how many to read
 -- returns {where to continue: a score ('' = finished), how many to skip; {per bucket found: its name, its score}}
 -- bound   500 buckets (the caller's)
 local prefix, ours = ARGV[1], {}

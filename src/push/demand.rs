@@ -1,4 +1,4 @@
-//! What a worker asks for, and what it gets: plain values between it and the leasing task.
+//! Demand and grant: plain values exchanged by a worker and the leasing task.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;

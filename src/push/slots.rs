@@ -144,7 +144,7 @@ impl Member {
     fn is_urgent(&self) -> bool {
         let granted = self.slots.borrow().grant.slots;
         self.demand().is_some_and(|demand| {
-            // Others may take what it no longer holds.
+            // Others may take the slots that it no longer holds.
             let gives_up = self.claimed > granted && demand.holds <= granted;
             gives_up || demand.is_news(&self.told)
         })
@@ -256,7 +256,7 @@ impl Task {
         let lapsed = Instant::now() >= self.kept + KEPT;
         self.kept = keeps;
         if lapsed {
-            // Others may have taken what this server held.
+            // Others may have taken the slots of this server.
             self.members.iter_mut().for_each(|member| member.rate.lapsed());
         }
         let mut view = View::read(settings, Some(&server.name)).await?;
@@ -280,7 +280,7 @@ impl Task {
         done
     }
 
-    /// Removes workers that have ended. What they have begun still counts in their rates.
+    /// Removes workers that have ended. Requests that they have begun still count in their rates.
     async fn remove_ended(&mut self, now: Instant) {
         let settings = self.server.settings.clone();
         for member in self.members.extract_if(.., |member| member.has_left(now)).collect::<Vec<_>>() {

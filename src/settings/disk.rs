@@ -1,5 +1,5 @@
-//! Settings in the directory of the default pool, or of the pool that it moves to. Records with a ttl and counters are in memory only, since a
-//! directory has one server.
+//! Settings in the directory of the default pool, or of the pool that it moves to. Records with a ttl and counters are
+//! in memory only, since a directory has one server.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -486,15 +486,20 @@ fn a_start_writes_and_syncs_what_it_relies_on() {
     with_faults("child_syncs_at_the_start");
 }
 
+/// Makes a pool with ten jobs whose list of tables is missing.
+async fn damaged_pool(q: &Queue, path: &Path) {
+    let engine = DiskEngine::open(disk_options(path)).expect("it opens");
+    publish(&engine, q, 0..10, 100).await;
+    engine.close().await;
+    std::fs::remove_file(path.join("trees/jobs/current")).expect("it is there");
+}
+
 /// A full disk during a repair, which needs space for everything intact.
 #[tokio::test]
 async fn child_full_during_a_repair() {
     let Some(dir) = child() else { return };
     let (q, path) = (queue("q"), dir.join("pool"));
-    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
-    publish(&engine, &q, 0..10, 100).await;
-    engine.close().await;
-    std::fs::remove_file(path.join("trees/jobs/current")).expect("it is there");
+    damaged_pool(&q, &path).await;
     let list = || {
         let names = std::fs::read_dir(&dir).expect("listed").flatten().map(|entry| entry.file_name());
         names.filter(|name| name != "faults").collect::<Vec<_>>()
@@ -542,10 +547,7 @@ fn a_repair_on_a_full_disk_leaves_everything_as_it_was() {
 async fn child_not_replaceable() {
     let Some(dir) = child() else { return };
     let (q, path) = (queue("q"), dir.join("disk"));
-    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
-    publish(&engine, &q, 0..10, 100).await;
-    engine.close().await;
-    std::fs::remove_file(path.join("trees/jobs/current")).expect("it is there");
+    damaged_pool(&q, &path).await;
     let refused = |path: &Path, says: &str| {
         let refused = repair(path, Some(RepairTo::Beside)).map(drop).expect_err(says).to_string();
         assert!(refused.contains(says) && refused.contains("--into"), "expected {says}: {refused}");

@@ -15,7 +15,7 @@ use crate::engine::disk::store::fresh::{self, Finished, Fresh};
 use crate::engine::disk::store::mark::{FORMAT, OpenError, lock_unchanged};
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 
-/// Damage found in a directory, and what was done about it.
+/// Damage found in a directory, and the actions taken.
 #[derive(Debug, Default)]
 pub struct RepairReport {
     /// Corruption, one line each.
@@ -852,7 +852,7 @@ mod tests {
         assert!((ROWS / 2..ROWS * 2 / 3).contains(&left), "{left} rows are left, all but one block");
     }
 
-    /// Guards against a directory of somebody else that is deleted or moved.
+    /// Guards against deleting or moving a foreign directory.
     #[tokio::test]
     async fn only_what_a_repair_has_left_is_deleted() {
         let dir = pool_with_jobs().await;

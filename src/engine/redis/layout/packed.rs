@@ -119,7 +119,7 @@ pub struct PackedJob {
 }
 
 impl PackedJob {
-    /// Reads a field of a bucket. `None` for what is no job of this bucket.
+    /// Reads a field of a bucket. `None` if it is not a job of this bucket.
     pub fn read(bucket: &str, field: &[u8], value: &Bytes) -> Option<PackedJob> {
         let (_, three) = bucket.rsplit_once('-')?;
         let three = u32::from_str_radix(three, 16).ok()?.to_be_bytes();

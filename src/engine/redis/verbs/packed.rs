@@ -1,5 +1,5 @@
 //! Packed jobs, as calls by id, lists and counts need them. A call that would change a packed job unpacks it first, which
-//! nobody can see, and then treats it as any job. The pump unpacks buckets (lua/pump.lua).
+//! is invisible to clients, and then treats it like any job. The pump unpacks buckets (lua/pump.lua).
 
 use std::collections::HashMap;
 
@@ -126,7 +126,7 @@ impl PartitionCore {
         Ok(false)
     }
 
-    /// Calls `found` with the packed jobs of each queue, bucket by bucket.
+    /// Passes each bucket's queue and number of jobs to `found`.
     pub async fn each_bucket(&self, mut found: impl FnMut(Queue, u64)) -> Outcome<()> {
         let (mut place, mut rests) = (Some(BucketPlace::default()), Rests::default());
         while let Some(from) = place {
@@ -146,22 +146,15 @@ impl PartitionCore {
         Ok(())
     }
 
-    /// Returns the number of packed jobs in buckets whose names have this prefix.
-    pub async fn packed_jobs(&self, prefix: &str) -> Outcome<u64> {
-        let mut jobs = 0;
-        self.count_packed(prefix, 0, |told| jobs += told.iter().skip(1).step_by(2).sum::<i64>()).await?;
-        Ok(jobs.unsigned_abs())
-    }
-
     /// Counts packed jobs in buckets whose names have this prefix, by due time: `told` gets pairs of an interval's start
-    /// and its jobs, the start -1 for overdue jobs. With a `step` of 0 all are in one interval.
+    /// and its jobs, the start -1 for overdue jobs.
     pub async fn count_packed(&self, prefix: &str, step: u64, mut told: impl FnMut(Vec<i64>)) -> Outcome<()> {
         let (mut place, mut rests) = (BucketPlace::default(), Rests::default());
         loop {
             let began = Instant::now();
             let mut call = self.call(&self.scripts.count_packed);
             call.key(&self.keys.buckets).arg(prefix).arg(step).arg(&place.0).arg(place.1);
-            call.arg(if step == 0 { NAMES } else { COUNTED });
+            call.arg(COUNTED);
             let (_, next, skip, counts): (u64, String, u64, Vec<i64>) = self.run(Lane::Other, &call).await?;
             told(counts);
             if next.is_empty() {

@@ -87,7 +87,8 @@ impl PartitionCore {
         of_timers.cmd("ZRANGE").arg(&self.keys.timer_set).arg(0).arg(0).arg("WITHSCORES");
         of_timers.cmd("ZRANGE").arg(&self.keys.buckets).arg(0).arg(0).arg("WITHSCORES");
         let (timers, first, first_packed): (u64, Vec<Value>, Vec<Value>) = self.query_all(&of_timers).await?;
-        let packed = self.packed_jobs("").await?;
+        let mut packed = 0;
+        self.each_bucket(|_, jobs| packed += jobs).await?;
         let mut sizes = Vec::with_capacity(queues.len());
         for chunk in queues.chunks(CHUNK) {
             self.trim_dead(chunk).await?;

@@ -7,8 +7,8 @@
 //! due times the recount sees most of a queue's new timers and the ones deleted behind it, so it finds too many; in
 //! descending order it finds too few. Before and after each of two such counts the recorded numbers are read, after a
 //! pause in which all servers have recorded what they saw. The true error is between the least and the greatest of these
-//! differences. The difference nearest to zero is corrected, if it exceeds what the numbers changed by meanwhile: so
-//! jobs that come and go at random do not look like an error.
+//! differences. The difference nearest to zero is corrected, if it exceeds the change of the numbers meanwhile. So
+//! random arrivals and departures do not look like an error.
 
 use std::collections::HashMap;
 use std::sync::Arc;
