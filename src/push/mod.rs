@@ -88,6 +88,9 @@ pub struct Push {
     locked: Mutex<HashSet<PushKey>>,
     /// Notified after a change on this server.
     changed: Notify,
+    /// Number of reads of the records that have begun, and of the last one whose records the workers have.
+    begun: AtomicU64,
+    applied: watch::Sender<u64>,
 }
 
 /// A worker and its plan.
@@ -115,8 +118,16 @@ impl Push {
         pools: impl IntoIterator<Item = PushedPool>,
     ) -> Arc<Push> {
         let pools = pools.into_iter().map(|pool| (pool.name.clone(), Arc::new(pool))).collect();
-        let (workers, locked, changed) = (Mutex::default(), Mutex::default(), Notify::new());
-        Arc::new(Push { server: Arc::new(server), guard, pools, workers, locked, changed })
+        Arc::new(Push {
+            server: Arc::new(server),
+            guard,
+            pools,
+            workers: Mutex::default(),
+            locked: Mutex::default(),
+            changed: Notify::new(),
+            begun: AtomicU64::new(0),
+            applied: watch::Sender::new(0),
+        })
     }
 
     /// Applies settings until the tasks are stopped.
@@ -126,6 +137,7 @@ impl Push {
         while !stop.is_cancelled() {
             // A worker that has died is started again.
             is_behind |= self.a_worker_died();
+            let round = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
             let read = stop.run_until_cancelled(self.server.records.catch_up(&mut known)).await;
             let Some(read) = read else { return };
             self.server.outage.report(&read);
@@ -134,6 +146,9 @@ impl Push {
             if is_behind && read.is_ok() {
                 self.follow(&known.all);
                 is_behind = false;
+            }
+            if read.is_ok() {
+                self.applied.send_replace(round);
             }
             if read.is_ok() && !std::mem::replace(&mut is_clean, true) {
                 self.delete_old_rates(&known).await;
@@ -336,7 +351,7 @@ impl Push {
     pub async fn delete(&self, key: &PushKey) -> Result<()> {
         while let Some(old) = self.server.records.get(key).await? {
             if self.server.records.put(key, None, Some(old.version)).await? {
-                self.changed.notify_one();
+                self.apply().await;
                 break;
             }
         }
@@ -440,7 +455,16 @@ impl Push {
         change: impl FnMut(Read) -> Result<Option<PushRecord>>,
     ) -> Result<Option<PushRecord>> {
         let changed = self.server.change(key, change).await;
-        self.changed.notify_one();
+        self.apply().await;
         changed
+    }
+
+    /// Waits until the workers of this server have the change just made, so that a job published after the response
+    /// is sent by the new setting. If the store fails meanwhile, waits no longer than other servers may take.
+    async fn apply(&self) {
+        let (before, mut applied) = (self.begun.load(Ordering::Acquire), self.applied.subscribe());
+        self.changed.notify_one();
+        let wait = timeout(2 * LOOK, applied.wait_for(|round| *round > before));
+        let _ = self.server.tasks.stopping().run_until_cancelled(wait).await;
     }
 }

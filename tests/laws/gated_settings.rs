@@ -24,6 +24,7 @@ pub struct GatedSettings {
     refuses_keeps: AtomicBool,
     panics: AtomicBool,
     scans_hang: watch::Sender<bool>,
+    changes_hang: watch::Sender<bool>,
     hangs: watch::Sender<bool>,
 }
 
@@ -36,6 +37,7 @@ impl GatedSettings {
             refuses_keeps: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             scans_hang: watch::Sender::default(),
+            changes_hang: watch::Sender::default(),
             hangs: watch::Sender::default(),
         })
     }
@@ -63,6 +65,11 @@ impl GatedSettings {
     /// Makes scans hang until it is called with `false`.
     pub fn hang_scans(&self, hang: bool) {
         self.scans_hang.send_replace(hang);
+    }
+
+    /// Makes reads of changes hang until it is called with `false`.
+    pub fn hang_changes(&self, hang: bool) {
+        self.changes_hang.send_replace(hang);
     }
 
     async fn up(&self) -> Result<()> {
@@ -106,6 +113,7 @@ impl SettingsStore for GatedSettings {
 
     async fn changes(&self, prefix: &str, since: SettingVersion) -> Result<SettingChanges> {
         self.up().await?;
+        goes_on(&self.changes_hang).await;
         self.inner.changes(prefix, since).await
     }
 

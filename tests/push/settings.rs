@@ -1,7 +1,7 @@
 //! Conversations with the admin port about push settings.
 
 use crate::pushed::{LOCAL, Pushed, verifies};
-use crate::receiver::{Answer, Receiver};
+use crate::receiver::{Answer, Receiver, nobody};
 use crate::support::client::send;
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
@@ -265,7 +265,35 @@ async fn metrics_tell_what_push_does(store: Store) {
     }
 }
 
+/// A job published after the response to a change is sent by the new setting, or not at all.
+async fn a_change_applies_here_before_its_response(store: Store) {
+    let pushed = Pushed::on(store).await;
+    let receiver = Receiver::start().await;
+    for _ in 0..10 {
+        pushed.set("q", json!({"url": format!("http://{}/", nobody()), "retry": [0]})).await;
+        pushed.push_to(&receiver, "q", json!({})).await;
+        let id = pushed.publish("q", "tries=1", "the only try").await;
+        pushed.until_gone("q", &id).await;
+        let received = receiver.count();
+        for (method, path, status) in [
+            ("POST", "/push/ns/q/pause", 200),
+            ("POST", "/push/ns/q/resume", 200),
+            ("DELETE", "/push/ns/q", 204),
+        ] {
+            pushed.admin(method, path, "").await.expect(status);
+            if path.ends_with("resume") {
+                continue;
+            }
+            let id = pushed.publish("q", "", "by hand").await;
+            let by_hand = pushed.api("GET", "/api/ns/q?timeout=5&ttr=600", "").await.expect(200);
+            pushed.api("DELETE", &format!("/api/ns/q/job/{id}"), "").await.expect(204);
+            assert_eq!((by_hand.job_id(), receiver.count()), (id, received), "after {method} {path}");
+        }
+    }
+}
+
 on_each_store!(
+    a_change_applies_here_before_its_response,
     a_setting_is_answered_with_what_is_in_force,
     a_bad_setting_is_named_and_changes_nothing,
     a_test_says_what_came_back,

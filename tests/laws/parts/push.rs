@@ -51,6 +51,32 @@ async fn a_week_of_retries_after_2n_plus_1_minutes() {
     assert_eq!(view.state, Some(JobState::Delayed), "it waits for its next attempt");
 }
 
+/// Guards against a response to a change that this server has not applied: a job published afterwards was sent by the
+/// old setting. If the change cannot be read again, the response comes within a second.
+#[tokio::test(start_paused = true)]
+async fn a_change_is_answered_when_this_server_has_applied_it() {
+    let stage = PushStage::new(json!({})).await;
+    stage.settings.hang_changes(true);
+    sleep(SECOND).await;
+    let pause = tokio::spawn({
+        let (push, key) = (stage.push.clone(), stage.key.clone());
+        async move { push.pause(&key).await }
+    });
+    sleep(SECOND / 2).await;
+    assert!(!pause.is_finished(), "answered, although the worker still has the old setting");
+    stage.settings.hang_changes(false);
+    pause.await.expect("it ends").expect("it is paused");
+    stage.publish("x", 1).await;
+    sleep(MINUTE).await;
+    assert_eq!(stage.endpoint.arrived().len(), 0, "requests after the response");
+
+    stage.settings.hang_changes(true);
+    sleep(SECOND).await;
+    let began = tokio::time::Instant::now();
+    stage.push.resume(&stage.key).await.expect("it is resumed");
+    assert!(began.elapsed() <= SECOND, "answered after {:?}", began.elapsed());
+}
+
 /// Guards against confusing statuses, by their effect on the job.
 #[tokio::test(start_paused = true)]
 async fn each_answer_does_with_the_job_what_is_promised() {
