@@ -26,34 +26,40 @@ local function read_buckets(buckets, from, skip, most)
 end
 
 -- Stores jobs that were taken out of a bucket as strings and timers. `jobs` are pairs of a field and a value. A job
--- whose ttl has ended is dropped.
+-- whose ttl has ended is dropped. Most of the time goes into the 26 digits of an id, so they have no loop and no table.
 local function unpack_jobs(timer_set, bucket, jobs)
-  local DIGITS, timers = '0123456789ABCDEFGHJKMNPQRSTVWXYZ', {}
-  local function digits(number, count)
-    local text = {}
-    for i = count, 1, -1 do
-      local digit = number % 32
-      text[i], number = string.sub(DIGITS, digit + 1, digit + 1), (number - digit) / 32
-    end
-    return table.concat(text)
-  end
   local namespace, queue, three = string.match(bucket, '^([^/]*)/([^/]*)/%x+%-(%x+)$')
   if not namespace then return end
-  local prefix = struct.pack('<H', #namespace) .. namespace .. struct.pack('<H', #queue) .. queue
-  local jobs_base, moment = job_base .. namespace .. '/' .. queue .. '/', math.floor(now / 1000)
+  local D, timers, size = {}, {}, 0
+  for i = 0, 31 do D[i] = string.sub('0123456789ABCDEFGHJKMNPQRSTVWXYZ', i + 1, i + 1) end
+  local function eight_digits(n)
+    local h = n % 32; n = (n - h) / 32
+    local g = n % 32; n = (n - g) / 32
+    local f = n % 32; n = (n - f) / 32
+    local e = n % 32; n = (n - e) / 32
+    local d = n % 32; n = (n - d) / 32
+    local c = n % 32; n = (n - c) / 32
+    local b = n % 32
+    return D[(n - b) / 32] .. D[b] .. D[c] .. D[d] .. D[e] .. D[f] .. D[g] .. D[h]
+  end
+  local names = struct.pack('<H', #namespace) .. namespace .. struct.pack('<H', #queue) .. queue
+  local keys, moment = job_base .. namespace .. '/' .. queue .. '/', math.floor(now / 1000)
+  three = tonumber(three, 16) * 65536
   for i = 1, #jobs, 2 do
     local field, value = jobs[i], jobs[i + 1]
     local tries, due, ends = read_packed(field, value)
     if tries and (not ends or ends > moment) then
       local high, low, named, first, rest = struct.unpack('>I2I4I2BI4', field)
-      local id = (high >= 32768 and '1' or '') .. digits(high % 32768 * 4294967296 + low, 10)
-        .. digits(tonumber(three, 16) * 65536 + named, 8) .. digits(first * 4294967296 + rest, 8)
+      local ms = high % 32768 * 4294967296 + low
+      local id = (high >= 32768 and '1' or '') .. eight_digits(math.floor(ms / 1024)) .. D[math.floor(ms / 32) % 32]
+        .. D[ms % 32] .. eight_digits(three + named) .. eight_digits(first * 4294967296 + rest)
       value = string.sub(value, 13)
-      if ends then call('SET', jobs_base .. id, value, 'PX', string.format('%.0f', ends - moment))
-      else call('SET', jobs_base .. id, value) end
-      timers[#timers + 1] = score(due)
-      timers[#timers + 1] = prefix .. struct.pack('<HH', tries, #id) .. id
+      if ends then call('SET', keys .. id, value, 'PX', string.format('%.0f', ends - moment))
+      else call('SET', keys .. id, value) end
+      timers[size + 1] = score(due)
+      timers[size + 2] = names .. struct.pack('<HH', tries, #id) .. id
+      size = size + 2
     end
   end
-  if #timers > 0 then call('ZADD', timer_set, unpack(timers)) end
+  if size > 0 then call('ZADD', timer_set, unpack(timers)) end
 end

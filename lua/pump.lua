@@ -10,7 +10,7 @@
 --         their ttr, jobs that died}, us left of another server's lease (0 = this server holds it), {per ns/queue: name,
 --         timers of delayed jobs removed, of running ones}, {per timer removed whose score is in whole seconds: its
 --         job's key, its score}, us until the next is to be unpacked (-1 = none)}
--- bound   200 members (the caller's), 2 buckets of about 62 jobs
+-- bound   200 members (the caller's), a bucket of about 62 jobs: about a millisecond
 local t, buckets, byte, held = KEYS[1], KEYS[2], string.byte, 0
 if ARGV[4] then
   local LEASE, RENEW = 1250, 1100
@@ -29,8 +29,7 @@ local function next_bucket()
   return first[1], first[1] and tonumber(first[2]) * 1000000 - ARGV[3]
 end
 local bucket, at = next_bucket()
-for _ = 1, 2 do
-  if not bucket or at > now then break end
+if bucket and at <= now then
   local key = packed_base .. bucket
   -- All jobs of a usual bucket, or a part of a larger hash; an error if the key is another program's.
   local cursor, jobs, found = 0, {}, nil
