@@ -140,7 +140,7 @@ if packed and #packed > 0 then
     local due = now + delay + (now + delay) % 2
     local rest = ttl == 0 and 0 or math.floor(now / 1000) + ttl - math.floor(due / 1000)
     local head = struct.pack(PACKED_HEAD, tonumber(ARGV[arg + 3]), of.later, rest)
-    call('HSETNX', packed_base .. ARGV[arg + 1], ARGV[arg + 2], head .. ARGV[6 * of.job + 4])
+    call('HSET', packed_base .. ARGV[arg + 1], ARGV[arg + 2], head .. ARGV[6 * of.job + 4])
     scores[#scores + 1], scores[#scores + 2] = score(due), ARGV[arg + 1]
   end
   call('ZADD', buckets, 'LT', unpack(scores))

@@ -1,5 +1,5 @@
 -- Follows lua/base.lua and wraps a script that stores or deletes jobs, while a namespace of the pool has a quota. Every
--- SET, DEL and UNLINK of a job's key, and HSETNX of a packed job, through `call` updates its namespace's usage in one
+-- SET, DEL and UNLINK of a job's key, and HSET of a packed job, through `call` updates its namespace's usage in one
 -- hash. Per namespace with a quota it has: name -> maximum jobs, bytes and queues (0 = unlimited), name/jobs and
 -- name/bytes -> usage; in a cluster also name/elsewhere -> jobs and bytes in the other partitions, by the last sample. A
 -- script that publishes calls `quotas.admit` before its first write, once it knows all its writes.
@@ -48,8 +48,8 @@ call = function(command, ...)
     local key, value = ...
     local namespace = namespace_of(key)
     if namespace then change(namespace, 1, #value) end
-  elseif command == 'HSETNX' then
-    -- A packed job. Its value has a head of 12 bytes.
+  elseif command == 'HSET' then
+    -- A packed job, unless the key is another hash's. Its value has a head of 12 bytes.
     local key, _, value = ...
     local name = string.match(string.sub(key, #base + 1), '^dormouse/packed/([^/]*)/')
     local namespace = name and namespace_called(name)
