@@ -87,8 +87,6 @@ impl PartitionCore {
         of_timers.cmd("ZRANGE").arg(&self.keys.timer_set).arg(0).arg(0).arg("WITHSCORES");
         of_timers.cmd("ZRANGE").arg(&self.keys.buckets).arg(0).arg(0).arg("WITHSCORES");
         let (timers, first, first_packed): (u64, Vec<Value>, Vec<Value>) = self.query_all(&of_timers).await?;
-        let mut packed = 0;
-        self.each_bucket(|_, jobs| packed += jobs).await?;
         let mut sizes = Vec::with_capacity(queues.len());
         for chunk in queues.chunks(CHUNK) {
             self.trim_dead(chunk).await?;
@@ -120,7 +118,10 @@ impl PartitionCore {
         let due = first_due(&first).into_iter().chain(first_due(&first_packed)).min();
         let overdue = due.and_then(|due| self.now_micros().checked_sub(due));
         let overdue = overdue.filter(|late| *late > 0).map(Duration::from_micros);
-        Ok(Stats { timers: timers + packed, overdue, queues: sizes, gauges: Vec::new() })
+        // Packed jobs have no timers, but are counted as delayed.
+        let counted = sizes.iter().flat_map(|size| [size.delayed, size.running]).flatten().sum();
+        let timers = if first_packed.is_empty() { timers } else { timers.max(counted) };
+        Ok(Stats { timers, overdue, queues: sizes, gauges: Vec::new() })
     }
 
     /// Runs commands on lists. A key of another type counts as an empty list.
