@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{RedisEngine, RedisOptions, SpreadRules};
 use dormouse::engine::{
@@ -353,6 +354,57 @@ async fn while_a_slot_migrates_publishes_go_elsewhere_and_the_others_are_consume
     cluster.move_keys(slot, to, 1);
     cluster.end_move(slot, to);
     until("the slot has moved", async || take(&engine, &q, 1).await.is_ok_and(|jobs| !jobs.is_empty())).await;
+}
+
+/// Guards against publishers that all wait for one hung node, although others could take their jobs; and against jobs of
+/// publishes that have failed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn publishers_learn_within_a_second_that_a_node_hangs() {
+    // Without replicas, so that no failover ends the outage.
+    let cluster = RedisCluster::start_of(3, 0);
+    let (engine, q) = (open(&cluster, &["*/*"]).await, queue("q"));
+    put(&engine, &q, "before").await.expect("published");
+    let stalled = cluster.servers[1].stall();
+    let failures = Arc::new(AtomicUsize::new(0));
+    let publishers: Vec<_> = (0..8)
+        .map(|n| {
+            let (engine, q, failures) = (engine.clone(), q.clone(), failures.clone());
+            tokio::spawn(async move {
+                let (mut stored, mut longest) = (Vec::new(), Duration::ZERO);
+                // Until one has met the hung node, and this one publishes again.
+                for i in 0.. {
+                    let (body, began, failed_before) =
+                        (format!("{n} {i}"), Instant::now(), failures.load(Ordering::SeqCst));
+                    let published = put(&engine, &q, &body).await;
+                    longest = longest.max(began.elapsed());
+                    match published {
+                        Ok(_) if failed_before > 0 => {
+                            stored.push(body);
+                            break;
+                        }
+                        Ok(_) => stored.push(body),
+                        Err(Error::Away(_)) => _ = failures.fetch_add(1, Ordering::SeqCst),
+                        Err(error) => panic!("{error:?}, after {:?}", began.elapsed()),
+                    }
+                }
+                (stored, longest)
+            })
+        })
+        .collect();
+    let mut stored = vec!["before".to_owned()];
+    for publisher in publishers {
+        let (of, longest) = publisher.await.expect("no panic");
+        stored.extend(of);
+        // The bound for other calls is five seconds.
+        assert!(longest < Duration::from_secs(3), "a publish took {longest:?}");
+    }
+    drop(stalled);
+    cluster.agree();
+    until("every partition is there", async || take(&engine, &queue("none"), 1).await.is_ok()).await;
+    let mut came = drain(&engine, &q).await;
+    came.sort_unstable();
+    stored.sort_unstable();
+    assert_eq!(came, stored, "left: what is delivered, right: what was answered as stored");
 }
 
 /// Guards against dead jobs in partitions that are not read.

@@ -9,6 +9,9 @@
 //! the script, its reply and the error of the estimated clock. So no call begins after its caller got an error. A call
 //! that has waited for [`SEND_WITHIN`] joins no batch, and one that has waited for [`BEGIN_WITHIN`] is not sent at all.
 //!
+//! A publish that another partition could take has less time, so that its caller learns within a second that the node
+//! hangs: it begins within [`MOVABLE_BEGINS_WITHIN`], and gets an error after [`MOVABLE_ANSWERS_WITHIN`].
+//!
 //! That leaves calls that Redis executed just before it stalled. Their replies arrive when it resumes. The caller
 //! listens for them, and undoes deliveries that reached no consumer.
 
@@ -24,10 +27,13 @@ use super::connection::fault::{Fault, Outcome, late_at};
 use super::connection::shared::SharedConnection;
 use super::layout::script_call::ScriptCall;
 use super::link::Link;
-use super::waits::call_and_wait;
+use super::waits::{WAIT, call_and_wait};
 
 /// Time from a call's arrival within which its script may begin.
 const BEGIN_WITHIN: Duration = Duration::from_secs(4);
+/// The same for a publish that another partition could take, and how long its caller waits for a reply.
+const MOVABLE_BEGINS_WITHIN: Duration = Duration::from_millis(600);
+const MOVABLE_ANSWERS_WITHIN: Duration = Duration::from_millis(800);
 /// Time from a call's arrival within which it may join a batch. Sent later, it would have less than a second to begin,
 /// and so would the rest of its batch.
 pub const SEND_WITHIN: Duration = Duration::from_secs(3);
@@ -52,7 +58,7 @@ async fn run_call(
     call: &ScriptCall,
     replicas: u64,
 ) -> RedisResult<(Value, u64)> {
-    let (sent, begin_by) = (Instant::now(), call.arrived() + BEGIN_WITHIN);
+    let (sent, begin_by) = (Instant::now(), call.arrived() + begin_within(call));
     let answer = call_and_wait(connection, call, clock.at_moment(begin_by), replicas).await;
     let Some(now) = answer.as_ref().err().and_then(late_at) else { return answer };
     clock.learn(sent, now);
@@ -63,14 +69,18 @@ async fn run_call(
     call_and_wait(connection, call, clock.at_moment(begin_by), replicas).await
 }
 
-fn may_be_sent(arrived: Instant) -> Outcome<()> {
-    if arrived.elapsed() < BEGIN_WITHIN { Ok(()) } else { Err(Fault::too_late()) }
+fn begin_within(call: &ScriptCall) -> Duration {
+    if call.is_movable() { MOVABLE_BEGINS_WITHIN } else { BEGIN_WITHIN }
+}
+
+fn may_be_sent(call: &ScriptCall) -> Outcome<()> {
+    if call.arrived().elapsed() < begin_within(call) { Ok(()) } else { Err(Fault::too_late()) }
 }
 
 impl Link {
     /// Runs a call. If the pool waits for replicas, they have the write when this returns.
     pub async fn send(&self, connection: &mut MultiplexedConnection, call: &ScriptCall) -> Outcome<Value> {
-        may_be_sent(call.arrived())?;
+        may_be_sent(call)?;
         let (want, sent) = (self.replicas_for(call.lasts())?, Instant::now());
         let (answer, have) = run_call(&self.clock, connection, call, want).await?;
         self.replicas_have(want, have, sent)?;
@@ -87,14 +97,23 @@ impl Link {
         Ok(redis::from_redis_value(answer)?)
     }
 
-    /// Returns the result of an exchange on this [`patient`] connection, for a call that arrived at `arrived`: `Away`
-    /// after [`RESPONSE_TIMEOUT`] without a reply. If `late` returns a function, it handles a reply that arrives
+    /// Returns when the caller of a call gets an error if there is no reply.
+    pub fn answer_by(&self, call: &ScriptCall) -> Instant {
+        let within = match call.is_movable() {
+            true if call.lasts() && self.replicas.want() > 0 => MOVABLE_ANSWERS_WITHIN + WAIT,
+            true => MOVABLE_ANSWERS_WITHIN,
+            false => RESPONSE_TIMEOUT,
+        };
+        call.arrived() + within
+    }
+
+    /// Returns the result of an exchange on this [`patient`] connection: `Away` if there is no reply by `end`. If `late` returns a function, it handles a reply that arrives
     /// afterwards; meanwhile the connection stays open, even if others drop it. If the connection breaks first, nothing
     /// is done.
     pub async fn exchange<T, S, L>(
         &self,
         connection: &Connection,
-        arrived: Instant,
+        end: Instant,
         exchange: impl Future<Output = Outcome<T>> + Send + 'static,
         late: impl FnOnce() -> Option<L>,
     ) -> Outcome<T>
@@ -104,7 +123,6 @@ impl Link {
         S: Future<Output = ()> + Send,
     {
         let mut exchange = Box::pin(exchange);
-        let end = arrived + RESPONSE_TIMEOUT;
         let outcome = match timeout_at(end.into(), &mut exchange).await {
             Ok(outcome) => outcome,
             Err(_) => {

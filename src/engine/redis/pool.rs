@@ -135,8 +135,11 @@ pub struct Pool {
     /// Held while counting the keys of one partition: one at a time.
     pub counting: Semaphore,
     /// Publishes in flight that another partition could have taken: the node and the start.
-    owed: Mutex<Vec<(usize, Instant)>>,
+    owed: Owed,
 }
+
+/// Nodes, by the address of their link, and since when.
+type Owed = Arc<Mutex<Vec<(usize, Instant)>>>;
 
 impl Pool {
     pub fn new(
@@ -157,7 +160,7 @@ impl Pool {
             dead_ttl,
             pack_after,
             counting: Semaphore::new(1),
-            owed: Mutex::default(),
+            owed: Owed::default(),
         }
     }
 
@@ -248,10 +251,10 @@ impl Pool {
     }
 
     /// Records a publish in flight to this node until the guard is dropped.
-    pub fn owes(&self, link: &Arc<Link>) -> Owes<'_> {
+    pub fn owes(&self, link: &Arc<Link>) -> Owes {
         let entry = (Arc::as_ptr(link) as usize, Instant::now());
         self.owed.lock().push(entry);
-        Owes { pool: self, entry }
+        Owes { owed: self.owed.clone(), entry }
     }
 
     /// Corrects the clock of a partition's node by the time in a reply.
@@ -263,14 +266,14 @@ impl Pool {
 }
 
 /// A publish in flight.
-pub struct Owes<'a> {
-    pool: &'a Pool,
+pub struct Owes {
+    owed: Owed,
     entry: (usize, Instant),
 }
 
-impl Drop for Owes<'_> {
+impl Drop for Owes {
     fn drop(&mut self) {
-        let mut owed = self.pool.owed.lock();
+        let mut owed = self.owed.lock();
         if let Some(at) = owed.iter().position(|entry| *entry == self.entry) {
             owed.swap_remove(at);
         }

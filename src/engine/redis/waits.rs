@@ -16,7 +16,7 @@ use crate::clock::Micros;
 use crate::error::Unreachable;
 
 /// Timeout for replicas to have a write.
-const WAIT: Duration = Duration::from_secs(1);
+pub const WAIT: Duration = Duration::from_secs(1);
 /// Interval between checks of replicas, and while too few are in sync.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOK_SOON: Duration = Duration::from_millis(100);

@@ -33,6 +33,8 @@ pub struct ScriptCall {
     lasts: bool,
     /// When the caller made the call: its time limit counts from here.
     arrived: Instant,
+    /// Another partition could take the call instead.
+    is_movable: bool,
     /// Prefix of every key of its partition.
     base: Arc<str>,
     /// A key that is never written: a node that migrates its slot rejects the call before it starts.
@@ -46,13 +48,24 @@ impl ScriptCall {
     pub fn new(source: Arc<Source>, lasts: bool, base: &Arc<str>) -> ScriptCall {
         let guard = (!base.is_empty()).then(|| guard_of(base));
         let (arrived, base) = (Instant::now(), base.clone());
-        ScriptCall { source, lasts, arrived, base, guard, keys: Cmd::new(), args: Cmd::new() }
+        let (keys, args) = (Cmd::new(), Cmd::new());
+        ScriptCall { source, lasts, arrived, is_movable: false, base, guard, keys, args }
     }
 
     /// Sets when the caller made the call. The default is when it was created.
     pub fn arrived_at(&mut self, arrived: Instant) -> &mut ScriptCall {
         self.arrived = arrived;
         self
+    }
+
+    /// Sets whether another partition could take the call instead: then its time limit is shorter.
+    pub fn movable(&mut self, is_movable: bool) -> &mut ScriptCall {
+        self.is_movable = is_movable;
+        self
+    }
+
+    pub fn is_movable(&self) -> bool {
+        self.is_movable
     }
 
     /// Returns when the caller made the call. In a cluster, returns the current time: a call may wait for its

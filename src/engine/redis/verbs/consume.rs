@@ -100,7 +100,7 @@ impl PartitionCore {
         asked: usize,
         call: ScriptCall,
     ) -> Outcome<Consumed> {
-        let (connection, arrived) = (link.connection(Lane::Consume).await?, call.arrived());
+        let (connection, end) = (link.connection(Lane::Consume).await?, link.answer_by(&call));
         let (core, through, mut redis) = (self.clone(), link.clone(), patient(&connection));
         let queues = queues.clone();
         let exchange = async move {
@@ -114,7 +114,7 @@ impl PartitionCore {
                 link.return_undelivered(late.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
-        link.exchange(&connection, arrived, exchange, late).await
+        link.exchange(&connection, end, exchange, late).await
     }
 
     fn read_consumed(

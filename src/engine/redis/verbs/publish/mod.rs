@@ -25,6 +25,7 @@ use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::{packed, value};
 use crate::engine::redis::link::{Lane, Link, PUBLISHERS};
+use crate::engine::redis::pool::Owes;
 use crate::engine::redis::reply::{id_taken, wrong_type};
 use crate::engine::redis::timer_counts::Timers;
 use crate::engine::{How, Placed, Placing, Publication, Published};
@@ -250,7 +251,7 @@ impl PartitionCore {
         calls: &[Publication],
         staged: &mut Option<bool>,
     ) -> Outcome<Answered> {
-        let _owes = (!waits).then(|| self.owes(link));
+        let owes = (!waits).then(|| self.owes(link));
         let connection = link.connection(lane).await?;
         if staged.is_none() {
             let stored = self.stage(link, &connection, calls).await;
@@ -274,24 +275,29 @@ impl PartitionCore {
             calls => self.plain_step(calls, is_staged),
         };
         let mut step = step.map_err(|e| Fault::refused(e.to_string()))?;
-        step.call.arrived_at(*arrived);
-        self.send_step(link, &connection, calls, step).await
+        step.call.arrived_at(*arrived).movable(!waits);
+        self.send_step(link, &connection, calls, (step, owes)).await
     }
 
     /// Sends one script call. If the reply arrives too late for the callers, undoes the publishes that can be undone.
+    /// Until then the node is slow: `owes`.
     async fn send_step(
         self: &Arc<Self>,
         link: &Arc<Link>,
         connection: &Connection,
         calls: &[Publication],
-        step: PublishStep,
+        (step, owes): (PublishStep, Option<Owes>),
     ) -> Outcome<Answered> {
         let sent = Instant::now();
         let PublishStep { call, new, plain } = step;
-        let arrived = call.arrived();
+        let end = link.answer_by(&call);
         let exchange = {
             let (through, mut redis) = (link.clone(), patient(connection));
-            async move { PublishOutcome::read(through.send(&mut redis, &call).await?, plain) }
+            async move {
+                let reply = through.send(&mut redis, &call).await;
+                drop(owes);
+                PublishOutcome::read(reply?, plain)
+            }
         };
         let late = || {
             let (core, calls) = (self.clone(), names_to_take_back(calls));
@@ -301,7 +307,7 @@ impl PartitionCore {
                 }
             })
         };
-        let (now, outcome) = link.exchange(connection, arrived, exchange, late).await?;
+        let (now, outcome) = link.exchange(connection, end, exchange, late).await?;
         link.clock.learn(sent, now);
         Ok((now, outcome, new))
     }
