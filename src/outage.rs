@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, Result};
@@ -32,6 +32,8 @@ pub struct Outage {
     count: AtomicU64,
     /// Notified when an outage begins.
     began: Notify,
+    /// Number of connections made so far.
+    connections: watch::Sender<u64>,
 }
 
 /// Consecutive periods of failures.
@@ -98,13 +100,23 @@ impl Outage {
     /// Starts without an outage. `store` is the store's name in the log.
     pub fn new(store: impl Into<String>) -> Arc<Outage> {
         let (away, full) = (Episodes::default(), Episodes::default());
-        let (count, began) = (AtomicU64::default(), Notify::new());
-        Arc::new(Outage { store: store.into(), away, full, count, began })
+        let (count, began, connections) = (AtomicU64::default(), Notify::new(), watch::Sender::default());
+        Arc::new(Outage { store: store.into(), away, full, count, began, connections })
     }
 
     /// Returns the number of outages since the start, including a current one.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// Reports a new connection to the store. It may be another server than before, without its last writes.
+    pub fn connected(&self) {
+        self.connections.send_modify(|count| *count += 1);
+    }
+
+    /// Returns the number of connections made so far, and its changes.
+    pub fn connections(&self) -> watch::Receiver<u64> {
+        self.connections.subscribe()
     }
 
     /// Reports a failed call.

@@ -42,6 +42,8 @@ pub struct Scheduler {
     by_newer: AtomicU64,
     /// Latest time of day of the pool.
     heard: AtomicU64,
+    /// Number of connections made to the pool's store.
+    connections: AtomicU64,
     /// Number of times it was set back by more than [`RAN_AHEAD`] since the start.
     set_back: AtomicU64,
 }
@@ -79,6 +81,7 @@ impl Scheduler {
             by_older,
             by_newer,
             heard: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
             set_back: AtomicU64::new(0),
         }
     }
@@ -94,7 +97,13 @@ impl Scheduler {
 
     /// Returns a number that changes with each event that requires a walk through all schedules.
     pub fn causes_to_walk(&self) -> u64 {
-        self.by_older.load(Ordering::Relaxed).wrapping_add(self.set_back.load(Ordering::Relaxed))
+        let causes = [&self.by_older, &self.set_back, &self.connections];
+        causes.iter().fold(0, |sum, cause| sum.wrapping_add(cause.load(Ordering::Relaxed)))
+    }
+
+    /// Records the number of connections made to the pool's store.
+    pub fn hear_connections(&self, count: u64) {
+        self.connections.store(count, Ordering::Relaxed);
     }
 
     /// Corrects a schedule decided by a clock that ran ahead. Returns whether it needed correction.

@@ -8,7 +8,7 @@
 //! - `store`: the records of a pool's schedules, and the step of one; `stored`: the encoding of a record; `index`: due
 //!   times in memory.
 //! - `record`: a decoded schedule, and the encoding of its setting and progress; `place`: one check of a schedule;
-//!   `change`, `run` and `find`: requests; `condition`: their preconditions; `core`: shared state; `troubles`: errors
+//!   `change`, `run` and `find`: requests; `condition`: their preconditions; `confirm`: what a failover may have lost; `core`: shared state; `troubles`: errors
 //!   that could not be written to a record.
 //!
 //! [`schedule`]: crate::schedule
@@ -16,6 +16,7 @@
 mod backlog;
 mod change;
 mod condition;
+mod confirm;
 mod core;
 mod find;
 mod index;

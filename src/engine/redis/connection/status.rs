@@ -104,6 +104,8 @@ impl Connections {
         }
         open.lost.retain(|lost| !lost.is_cancelled());
         open.lost.push(connection.lost.clone());
+        drop(open);
+        self.outage.iter().for_each(|outage| outage.connected());
         Ok(connection)
     }
 
