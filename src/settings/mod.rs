@@ -76,15 +76,6 @@ impl SettingChanges {
     }
 }
 
-/// Result of a [`SettingsStore::count`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counted {
-    /// The counter was below the bound. It ends after this time.
-    Below(Duration),
-    /// The counter was at the bound, and has not changed. It ends after this time.
-    Full(Duration),
-}
-
 /// Returns the secret that all servers share: the stored one, or `new`, which is stored if there is none.
 pub async fn shared_secret(store: &dyn SettingsStore, new: &[u8]) -> Result<Bytes> {
     loop {
@@ -155,8 +146,4 @@ pub trait SettingsStore: Send + Sync + fmt::Debug + 'static {
     /// Puts a record that expires after `ttl` unless it is kept again, replacing any other. Does not count as a
     /// change: use [`scan`](SettingsStore::scan) for such records. Need not survive a restart.
     async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()>;
-
-    /// Increments a counter that is below `max`. A counter begins at 0 and ends `window` after its first count.
-    /// Counters are not records.
-    async fn count(&self, key: &str, max: u64, window: Duration) -> Result<Counted>;
 }

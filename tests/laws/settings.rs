@@ -9,7 +9,7 @@ use dormouse::name::{Namespace, PoolName};
 use dormouse::outage::Outage;
 use dormouse::quotas::QuotaManager;
 use dormouse::settings::{
-    Counted, MAX_CHANGES, MAX_SCAN, Put, Record, SettingChanges, SettingVersion, SettingsStore, move_records,
+    MAX_CHANGES, MAX_SCAN, Put, Record, SettingChanges, SettingVersion, SettingsStore, move_records,
 };
 
 use crate::settings_stage::{MemorySettings, SettingsStage};
@@ -254,25 +254,6 @@ pub async fn a_kept_record_ends(s: &SettingsStage) {
     let told = changes(s, "servers/", since).await;
     assert!(told.keys.is_none_or(|keys| keys.is_empty()), "it is no change");
     assert!(matches!(try_put(s, "servers/b", Some("put"), None).await, Put::Done(_)), "its key is free");
-}
-
-/// Guards against a counter that admits too many, or none forever.
-pub async fn a_counter_counts_up_to_its_bound(s: &SettingsStage) {
-    let count = async |key: &str, max, window| match ok("count", s.store().count(key, max, window).await) {
-        Counted::Below(left) | Counted::Full(left) if left > window => {
-            panic!("{left:?} of {window:?} are left")
-        }
-        Counted::Below(_) => true,
-        Counted::Full(_) => false,
-    };
-    for n in 0..3 {
-        assert!(count("a", 3, LONG).await, "count {n} of 3");
-    }
-    assert!(!count("a", 3, LONG).await, "beyond the bound");
-    assert!(count("a", 4, LONG).await, "a bound that was raised, and nothing that was refused counts");
-    assert!(count("b", 1, SHORT).await && !count("b", 1, SHORT).await, "another counter");
-    until("the window has ended", async || count("b", 1, SHORT).await).await;
-    assert_eq!(keys(s, "", 100).await.len(), 0, "counters are no records");
 }
 
 /// Guards against half a step when a caller disconnects.
