@@ -13,6 +13,9 @@ use super::{MAX_CHANGES, Page, Put, Record, SCAN_BYTES, SettingChanges, SettingV
 use crate::engine::disk::{DiskEngine, Records};
 use crate::error::{Error, Result};
 
+/// Prefix of the records that have bodies of jobs. Like those, they are refused while the disk is almost full.
+const WITH_BODIES: &str = "schedules/";
+
 /// Settings of one server.
 #[derive(Debug)]
 pub struct DiskSettings {
@@ -57,6 +60,9 @@ impl SettingsStore for DiskSettings {
             }
             self.kept.lock().remove(key);
             return self.put(key, value, None).await;
+        }
+        if let Some(value) = value.as_ref().filter(|_| key.starts_with(WITH_BODIES)) {
+            self.records.has_room_for(value.len())?;
         }
         Ok(match self.records.put_setting(key, value, expected).await? {
             Ok(version) => Put::Done(version),

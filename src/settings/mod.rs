@@ -106,20 +106,25 @@ pub async fn scan_all(
     }
 }
 
-/// Moves all records from one store to another, which keeps the records that it has. Returns their number. If it is
-/// interrupted, the next call moves the rest. Only for a store that no other server uses.
-pub async fn move_records(from: &dyn SettingsStore, to: &dyn SettingsStore) -> Result<usize> {
-    let mut moved = 0;
+/// Moves all records from one store to another, which keeps the records that it has, except those whose keys begin with
+/// `stay`. Returns their number. If it is interrupted, the next call moves the rest. Only for a store that no other
+/// server uses.
+pub async fn move_records(from: &dyn SettingsStore, to: &dyn SettingsStore, stay: &str) -> Result<usize> {
+    let (mut moved, mut after) = (0, None);
     loop {
-        let page = from.scan("", None, MAX_SCAN).await?;
-        if page.records.is_empty() {
-            return Ok(moved);
-        }
+        let page = from.scan("", after.as_deref(), MAX_SCAN).await?;
+        after = page.records.last().map(|(key, _)| key.clone()).or(after);
         for (key, Record { value, version }) in page.records {
+            if key.starts_with(stay) {
+                continue;
+            }
             // First, so that a kill in between loses nothing.
             to.put(&key, Some(value), None).await?;
             from.put(&key, None, Some(version)).await?;
             moved += 1;
+        }
+        if !page.more {
+            return Ok(moved);
         }
     }
 }
