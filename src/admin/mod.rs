@@ -1,11 +1,11 @@
 //! Tokens and limits: their rules ([`tokens`], [`limits`]) over the trait [`AdminStore`], a cache of its replies
-//! ([`cache`]), and its two implementations: a Redis in lmstfy's layout, shared by several servers, or the disk of the
-//! default pool. Independent of HTTP.
+//! ([`cache`]), and its two implementations: a Redis in lmstfy's layout, shared by several servers, or settings in the
+//! directory of the default pool. Independent of HTTP.
 
 pub mod cache;
-pub mod disk;
 pub mod limits;
 pub mod redis;
+pub mod settings;
 pub mod tokens;
 
 use std::collections::BTreeMap;

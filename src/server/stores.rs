@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep_until};
 use super::error::ServerError;
 use super::prepare::Tls;
 use crate::admin::AdminStore;
-use crate::admin::disk::DiskAdmin;
 use crate::admin::redis::RedisAdmin;
+use crate::admin::settings::{SettingsAdmin, TOKENS};
 use crate::clock::SystemClock;
 use crate::config::{Config, PoolConfig, Secret, SyncMode};
 use crate::engine::Engine;
@@ -203,7 +203,7 @@ pub fn settings_pool(config: &Config) -> &str {
 }
 
 /// Opens the store of `[AdminRedis]`, or else the default pool's directory or cluster. Settings that the directory of
-/// the default pool has, and that belong elsewhere now, move there.
+/// the default pool has, and that belong elsewhere now, move there; tokens and limits stay.
 pub async fn admin_store(
     config: &Config,
     tls: &Tls,
@@ -239,7 +239,8 @@ pub async fn admin_store(
             (Arc::new(store), Arc::new(settings))
         }
         (None, Some(disk)) => {
-            let store = DiskAdmin::new(disk).map_err(|e| failed(&e))?;
+            let (of_disk, clock) = (Arc::new(DiskSettings::new(disk)), Arc::new(SystemClock::default()));
+            let store = SettingsAdmin::open(of_disk, clock, tasks.clone()).await.map_err(|e| failed(&e))?;
             let settings = directory_settings(config, tls, patience, stores, outage, tasks).await;
             (Arc::new(store), settings.map_err(|e| failed(&e))?)
         }
@@ -247,7 +248,8 @@ pub async fn admin_store(
     };
     let stay = config.admin_redis.is_none() && settings_pool(config) == DEFAULT_POOL;
     if let Some(disk) = disk.filter(|_| !stay) {
-        let moved = move_records(&DiskSettings::new(&disk), &*settings).await.map_err(|e| failed(&e))?;
+        let moved = move_records(&DiskSettings::new(&disk), &*settings, TOKENS).await;
+        let moved = moved.map_err(|e| failed(&e))?;
         if moved > 0 {
             tracing::info!(moved, "moved settings from the directory of the default pool");
         }

@@ -1,23 +1,20 @@
-//! Settings in the directory of the default pool, or of the pool that it moves to. Records with a ttl and counters are
-//! in memory only, since a directory has one server.
+//! Settings in the directory of the default pool, or of the pool that it moves to. Records with a ttl are in memory only,
+//! since a directory has one server.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ahash::HashMap;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{
-    Counted, MAX_CHANGES, Page, Put, Record, SCAN_BYTES, SettingChanges, SettingVersion, SettingsStore,
-};
+use super::{MAX_CHANGES, Page, Put, Record, SCAN_BYTES, SettingChanges, SettingVersion, SettingsStore};
 use crate::engine::disk::{DiskEngine, Records};
 use crate::error::{Error, Result};
 
-/// Counters are not cleaned below this number.
-const FEW: usize = 1024;
+/// Prefix of the records that have bodies of jobs. Like those, they are refused while the disk is almost full.
+const WITH_BODIES: &str = "schedules/";
 
 /// Settings of one server.
 #[derive(Debug)]
@@ -25,19 +22,11 @@ pub struct DiskSettings {
     records: Records,
     /// Records with a ttl, and their end.
     kept: Mutex<BTreeMap<String, (Instant, Record)>>,
-    counters: Mutex<Counters>,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    all: HashMap<String, (u64, Instant)>,
-    /// Number of counters at which ended ones are removed.
-    clean_at: usize,
 }
 
 impl DiskSettings {
     pub fn new(engine: &DiskEngine) -> DiskSettings {
-        DiskSettings { records: engine.records(), kept: Mutex::default(), counters: Mutex::default() }
+        DiskSettings { records: engine.records(), kept: Mutex::default() }
     }
 
     /// Returns the record kept under this key, unless it has ended.
@@ -71,6 +60,9 @@ impl SettingsStore for DiskSettings {
             }
             self.kept.lock().remove(key);
             return self.put(key, value, None).await;
+        }
+        if let Some(value) = value.as_ref().filter(|_| key.starts_with(WITH_BODIES)) {
+            self.records.has_room_for(value.len())?;
         }
         Ok(match self.records.put_setting(key, value, expected).await? {
             Ok(version) => Put::Done(version),
@@ -112,24 +104,5 @@ impl SettingsStore for DiskSettings {
         let version = kept.get(key).map_or(version, |(_, before)| before.version) + 1;
         kept.insert(key.to_owned(), (Instant::now() + ttl, Record { value, version }));
         Ok(())
-    }
-
-    async fn count(&self, key: &str, max: u64, window: Duration) -> Result<Counted> {
-        let now = Instant::now();
-        let mut counters = self.counters.lock();
-        if counters.all.len() >= counters.clean_at.max(FEW) {
-            counters.all.retain(|_, (_, ends)| *ends > now);
-            counters.clean_at = counters.all.len() * 2;
-        }
-        let counter = counters.all.entry(key.to_owned()).or_insert((0, now));
-        if counter.1 <= now {
-            *counter = (0, now + window);
-        }
-        let left = counter.1 - now;
-        if counter.0 >= max {
-            return Ok(Counted::Full(left));
-        }
-        counter.0 += 1;
-        Ok(Counted::Below(left))
     }
 }

@@ -76,15 +76,6 @@ impl SettingChanges {
     }
 }
 
-/// Result of a [`SettingsStore::count`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counted {
-    /// The counter was below the bound. It ends after this time.
-    Below(Duration),
-    /// The counter was at the bound, and has not changed. It ends after this time.
-    Full(Duration),
-}
-
 /// Returns the secret that all servers share: the stored one, or `new`, which is stored if there is none.
 pub async fn shared_secret(store: &dyn SettingsStore, new: &[u8]) -> Result<Bytes> {
     loop {
@@ -115,20 +106,25 @@ pub async fn scan_all(
     }
 }
 
-/// Moves all records from one store to another, which keeps the records that it has. Returns their number. If it is
-/// interrupted, the next call moves the rest. Only for a store that no other server uses.
-pub async fn move_records(from: &dyn SettingsStore, to: &dyn SettingsStore) -> Result<usize> {
-    let mut moved = 0;
+/// Moves all records from one store to another, which keeps the records that it has, except those whose keys begin with
+/// `stay`. Returns their number. If it is interrupted, the next call moves the rest. Only for a store that no other
+/// server uses.
+pub async fn move_records(from: &dyn SettingsStore, to: &dyn SettingsStore, stay: &str) -> Result<usize> {
+    let (mut moved, mut after) = (0, None);
     loop {
-        let page = from.scan("", None, MAX_SCAN).await?;
-        if page.records.is_empty() {
-            return Ok(moved);
-        }
+        let page = from.scan("", after.as_deref(), MAX_SCAN).await?;
+        after = page.records.last().map(|(key, _)| key.clone()).or(after);
         for (key, Record { value, version }) in page.records {
+            if key.starts_with(stay) {
+                continue;
+            }
             // First, so that a kill in between loses nothing.
             to.put(&key, Some(value), None).await?;
             from.put(&key, None, Some(version)).await?;
             moved += 1;
+        }
+        if !page.more {
+            return Ok(moved);
         }
     }
 }
@@ -155,8 +151,4 @@ pub trait SettingsStore: Send + Sync + fmt::Debug + 'static {
     /// Puts a record that expires after `ttl` unless it is kept again, replacing any other. Does not count as a
     /// change: use [`scan`](SettingsStore::scan) for such records. Need not survive a restart.
     async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()>;
-
-    /// Increments a counter that is below `max`. A counter begins at 0 and ends `window` after its first count.
-    /// Counters are not records.
-    async fn count(&self, key: &str, max: u64, window: Duration) -> Result<Counted>;
 }

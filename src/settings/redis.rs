@@ -2,7 +2,7 @@
 //!
 //! `dormouse/settings` hash key → `version ends value`, and a field without a name: the version of the last change;
 //! `dormouse/settings/names` sorted set of the keys; `dormouse/settings/changes` stream of changes, whose ids are the
-//! versions; `dormouse/settings/count/{key}` counters, which expire.
+//! versions.
 
 use std::time::Duration;
 
@@ -11,8 +11,7 @@ use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
 use super::{
-    CHANGES_KEPT, Counted, MAX_CHANGES, Page, Put, Record, SCAN_BYTES, SettingChanges, SettingVersion,
-    SettingsStore,
+    CHANGES_KEPT, MAX_CHANGES, Page, Put, Record, SCAN_BYTES, SettingChanges, SettingVersion, SettingsStore,
 };
 use crate::admin::redis::RedisAdmin;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
@@ -154,16 +153,6 @@ impl SettingsStore for RedisSettings {
         call.arg(key).arg(ttl.as_millis().max(1) as u64).arg(&value[..]);
         let _: u64 = self.run(script, &call).await?;
         Ok(())
-    }
-
-    async fn count(&self, key: &str, max: u64, window: Duration) -> Result<Counted> {
-        let script = &self.scripts.count_setting;
-        let mut call = self.call(script, [&*format!("/count/{key}")]);
-        call.arg(max).arg(window.as_millis().max(1) as u64);
-        let [is_below, left]: [u64; 2] =
-            self.run::<Vec<u64>>(script, &call).await?.try_into().map_err(|_| unreadable())?;
-        let left = Duration::from_millis(left);
-        Ok(if is_below == 1 { Counted::Below(left) } else { Counted::Full(left) })
     }
 }
 

@@ -468,7 +468,7 @@ async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
 /// Guards against a job that is lost although its record is intact, or lost and not named, when much is damaged.
 #[tokio::test]
 async fn with_damage_of_each_kind_every_job_is_there_or_named() {
-    const ALL: [&str; 8] = ["keys", "ready", "delayed", "queues", "meta", "quotas", "limits", "schedules"];
+    const ALL: [&str; 7] = ["keys", "ready", "delayed", "queues", "meta", "quotas", "settings"];
     let parent = tempfile::tempdir().expect("a directory");
     let dir = parent.path().join("pool");
     let account = make(&dir, End::Killed, false).await;

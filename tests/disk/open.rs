@@ -62,10 +62,10 @@ fn another_format_is_refused_and_left_as_it_is() {
         assert_eq!(std::fs::read_to_string(&mark).expect("it is there"), text, "the mark is not changed");
         opened
     };
-    let newer = open(10);
-    assert!(matches!(newer, Err(OpenError::Newer(_, 10))), "expected Newer(10): {newer:?}");
+    let newer = open(11);
+    assert!(matches!(newer, Err(OpenError::Newer(_, 11))), "expected Newer(11): {newer:?}");
     // Formats before the first release. One of them counts milliseconds: read as microseconds, every job would be due.
-    for format in [1, 8] {
+    for format in [1, 9] {
         let older = open(format);
         assert!(matches!(older, Err(OpenError::Older(_, found)) if found == format), "{format}: {older:?}");
     }
@@ -74,7 +74,7 @@ fn another_format_is_refused_and_left_as_it_is() {
 #[tokio::test]
 async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
     let clock = clock();
-    let mark = "dormouse disk pool, format 9\n";
+    let mark = "dormouse disk pool, format 10\n";
     // The contents of the mark, and the log's manifest, which completes the creation of the store. A power cut may
     // leave a length without the bytes.
     for (cut, manifest) in [
@@ -85,8 +85,8 @@ async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
         (mark, Some("dormman1")),
         (mark, Some("\0\0\0\0")),
         // The line that says that the store is whole was begun.
-        ("dormouse disk pool, format 9\nma", Some("x")),
-        ("dormouse disk pool, format 9\n\0\0\0\0\0", Some("x")),
+        ("dormouse disk pool, format 10\nma", Some("x")),
+        ("dormouse disk pool, format 10\n\0\0\0\0\0", Some("x")),
     ] {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("dormouse"), cut).expect("written");

@@ -2,26 +2,28 @@
 //! admin stores.
 
 use std::any::Any;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use dormouse::admin::settings::SettingsAdmin;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use dormouse::clock::{Clock, ManualClock, Millis};
 use dormouse::error::{Error, Result};
 use dormouse::name::{Namespace, PoolName, Token};
-use parking_lot::Mutex;
+use dormouse::process::tasks::{Failure, Tasks};
+use dormouse::settings::SettingsStore;
 use tokio::sync::{RwLock, RwLockWriteGuard};
 
-use crate::jobs::ms;
+use crate::settings_stage::MemorySettings;
+use crate::stage::ok;
 
-/// Tokens, limits and counters in maps.
+/// Tokens and limits in settings in memory.
 #[derive(Debug)]
 pub struct MemoryAdmin {
-    clock: Arc<dyn Clock>,
-    state: Mutex<Tables>,
+    inner: SettingsAdmin,
     failing: AtomicBool,
     calls: AtomicUsize,
     /// Every call takes a read lock; a test that holds the write lock holds the calls.
@@ -30,20 +32,12 @@ pub struct MemoryAdmin {
     answers: RwLock<()>,
 }
 
-#[derive(Debug, Default)]
-struct Tables {
-    tokens: BTreeMap<TokenKey, String>,
-    limits: BTreeMap<TokenKey, Limit>,
-    /// The count, and the end of its interval.
-    counts: HashMap<(TokenKey, Direction), (u64, Millis)>,
-}
-
 impl MemoryAdmin {
     /// Returns an empty store that uses `clock`.
-    pub fn new(clock: Arc<dyn Clock>) -> Arc<MemoryAdmin> {
+    pub async fn new(clock: Arc<dyn Clock>) -> Arc<MemoryAdmin> {
+        let inner = open_admin(Arc::new(MemorySettings::default()), clock).await;
         Arc::new(MemoryAdmin {
-            clock,
-            state: Mutex::default(),
+            inner,
             failing: AtomicBool::new(false),
             calls: AtomicUsize::new(0),
             gate: RwLock::default(),
@@ -72,82 +66,50 @@ impl MemoryAdmin {
         self.answers.write().await
     }
 
-    async fn call<T>(&self, step: impl FnOnce(&mut Tables, Millis) -> T) -> Result<T> {
+    async fn call<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let _open = self.gate.read().await;
         if self.failing.load(Ordering::SeqCst) {
             return Err(Error::away("this test says so"));
         }
-        Ok(step(&mut self.state.lock(), self.clock.now()))
+        call.await
     }
 }
 
 #[async_trait]
 impl AdminStore for MemoryAdmin {
     async fn tokens(&self, scope: &Scope) -> Result<BTreeMap<String, String>> {
-        self.call(|state, _| {
-            let of_scope = state.tokens.iter().filter(|(key, _)| key.scope == *scope);
-            of_scope.map(|(key, text)| (key.token.reveal().to_string(), text.clone())).collect()
-        })
-        .await
+        self.call(self.inner.tokens(scope)).await
     }
 
     async fn look_up(&self, key: &TokenKey) -> Result<TokenRecord> {
-        let record = |state: &mut Tables, _| TokenRecord {
-            exists: state.tokens.contains_key(key),
-            limit: state.limits.get(key).copied(),
-        };
-        let answer = self.call(record).await;
+        let answer = self.call(self.inner.look_up(key)).await;
         let _open = self.answers.read().await;
         answer
     }
 
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool> {
-        self.call(|state, _| {
-            let free = !state.tokens.contains_key(key);
-            if free {
-                state.tokens.insert(key.clone(), description.to_string());
-            }
-            free
-        })
-        .await
+        self.call(self.inner.add_token(key, description)).await
     }
 
     async fn remove_token(&self, key: &TokenKey) -> Result<()> {
-        self.call(|state, _| {
-            state.tokens.remove(key);
-            state.limits.remove(key);
-        })
-        .await
+        self.call(self.inner.remove_token(key)).await
     }
 
     async fn limits(&self) -> Result<Vec<(TokenKey, Limit)>> {
-        self.call(|state, _| state.limits.iter().map(|(key, limit)| (key.clone(), *limit)).collect()).await
+        self.call(self.inner.limits()).await
     }
 
     async fn add_limit(&self, key: &TokenKey, limit: Limit) -> Result<bool> {
-        self.call(|state, _| {
-            let free = !state.limits.contains_key(key);
-            if free {
-                state.limits.insert(key.clone(), limit);
-            }
-            free
-        })
-        .await
+        self.call(self.inner.add_limit(key, limit)).await
     }
 
     async fn set_limit(&self, key: &TokenKey, limit: Limit) -> Result<()> {
-        self.call(|state, _| {
-            state.limits.insert(key.clone(), limit);
-        })
-        .await
+        self.call(self.inner.set_limit(key, limit)).await
     }
 
     async fn remove_limit(&self, key: &TokenKey) -> Result<()> {
-        self.call(|state, _| {
-            state.limits.remove(key);
-        })
-        .await
+        self.call(self.inner.remove_limit(key)).await
     }
 
     async fn count(
@@ -157,35 +119,21 @@ impl AdminStore for MemoryAdmin {
         most: u64,
         interval: Duration,
     ) -> Result<Count> {
-        self.call(|state, now| {
-            let counter = state.counts.entry((key.clone(), direction)).or_insert((0, now));
-            if counter.1 <= now {
-                *counter = (0, now + ms(interval));
-            }
-            if counter.0 >= most {
-                return Count::Full(Duration::from_millis(counter.1 - now));
-            }
-            counter.0 += 1;
-            Count::Counted(counter.1)
-        })
-        .await
+        self.call(self.inner.count(key, direction, most, interval)).await
     }
 
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()> {
-        self.call(|state, now| {
-            if let Some((count, end)) = state.counts.get_mut(&(key.clone(), direction))
-                && *end == ends
-                && ends > now
-            {
-                *count = count.saturating_sub(1);
-            }
-        })
-        .await
+        self.call(self.inner.uncount(key, direction, ends)).await
     }
 
     async fn check(&self) -> Result<()> {
-        self.call(|_, _| ()).await
+        self.call(self.inner.check()).await
     }
+}
+
+/// Opens the tokens and limits in a settings store.
+pub async fn open_admin(store: Arc<dyn SettingsStore>, clock: Arc<dyn Clock>) -> SettingsAdmin {
+    ok("open", SettingsAdmin::open(store, clock, Tasks::new(Failure::default())).await)
 }
 
 /// An empty admin store and its clock.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use dormouse::error::{Error, Result};
-use dormouse::settings::{Counted, Page, Put, Record, SettingChanges, SettingVersion, SettingsStore};
+use dormouse::settings::{Page, Put, Record, SettingChanges, SettingVersion, SettingsStore};
 use tokio::sync::watch;
 
 use crate::gated::Gated;
@@ -124,9 +124,5 @@ impl SettingsStore for GatedSettings {
             return Err(Error::Overloaded);
         }
         self.inner.keep(key, value, ttl).await
-    }
-
-    async fn count(&self, key: &str, max: u64, window: Duration) -> Result<Counted> {
-        self.inner.count(key, max, window).await
     }
 }

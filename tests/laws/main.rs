@@ -471,7 +471,6 @@ macro_rules! settings_law_list {
                 changes_are_told_in_order,
                 many_changes_are_told_in_parts,
                 a_kept_record_ends,
-                a_counter_counts_up_to_its_bound,
                 a_dropped_put_happened_or_did_not,
                 quotas_are_added_set_and_removed,
                 records_move_from_another_store,

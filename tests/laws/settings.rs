@@ -9,7 +9,7 @@ use dormouse::name::{Namespace, PoolName};
 use dormouse::outage::Outage;
 use dormouse::quotas::QuotaManager;
 use dormouse::settings::{
-    Counted, MAX_CHANGES, MAX_SCAN, Put, Record, SettingChanges, SettingVersion, SettingsStore, move_records,
+    MAX_CHANGES, MAX_SCAN, Put, Record, SettingChanges, SettingVersion, SettingsStore, move_records,
 };
 
 use crate::settings_stage::{MemorySettings, SettingsStage};
@@ -256,25 +256,6 @@ pub async fn a_kept_record_ends(s: &SettingsStage) {
     assert!(matches!(try_put(s, "servers/b", Some("put"), None).await, Put::Done(_)), "its key is free");
 }
 
-/// Guards against a counter that admits too many, or none forever.
-pub async fn a_counter_counts_up_to_its_bound(s: &SettingsStage) {
-    let count = async |key: &str, max, window| match ok("count", s.store().count(key, max, window).await) {
-        Counted::Below(left) | Counted::Full(left) if left > window => {
-            panic!("{left:?} of {window:?} are left")
-        }
-        Counted::Below(_) => true,
-        Counted::Full(_) => false,
-    };
-    for n in 0..3 {
-        assert!(count("a", 3, LONG).await, "count {n} of 3");
-    }
-    assert!(!count("a", 3, LONG).await, "beyond the bound");
-    assert!(count("a", 4, LONG).await, "a bound that was raised, and nothing that was refused counts");
-    assert!(count("b", 1, SHORT).await && !count("b", 1, SHORT).await, "another counter");
-    until("the window has ended", async || count("b", 1, SHORT).await).await;
-    assert_eq!(keys(s, "", 100).await.len(), 0, "counters are no records");
-}
-
 /// Guards against half a step when a caller disconnects.
 pub async fn a_dropped_put_happened_or_did_not(s: &SettingsStage) {
     for n in 0..50u64 {
@@ -325,7 +306,8 @@ pub async fn quotas_are_added_set_and_removed(s: &SettingsStage) {
     assert_eq!([get(&other).await, get(&one).await], [None, Some(quota(5))], "one was deleted");
 }
 
-/// Guards against schedules that are left in the directory of a pool that has moved, and against replacing newer ones.
+/// Guards against schedules that are left in the directory of a pool that has moved, against replacing newer ones, and
+/// against tokens that move.
 pub async fn records_move_from_another_store(s: &SettingsStage) {
     let from = MemorySettings::default();
     let count = MAX_SCAN + 3;
@@ -333,13 +315,18 @@ pub async fn records_move_from_another_store(s: &SettingsStage) {
         let value = Bytes::from(format!("moved {n}"));
         ok("put", from.put(&format!("s/{n:04}"), Some(value), None).await);
     }
+    for key in ["a/stays", "z/moves"] {
+        ok("put", from.put(key, Some("here".into()), None).await);
+    }
     put(s, "s/0001", "is there", None).await;
-    assert_eq!(ok("move_records", move_records(&from, &**s.store()).await), count);
+    assert_eq!(ok("move_records", move_records(&from, &**s.store(), "a/").await), count + 1);
     assert_eq!(keys(s, "s/", MAX_SCAN).await.len(), count, "all are there");
     let value = async |key| get(s, key).await.map(|record| record.value);
     assert_eq!(value("s/0000").await.as_deref(), Some(&b"moved 0"[..]));
     assert_eq!(value("s/0001").await.as_deref(), Some(&b"is there"[..]), "the store keeps its own record");
     let left = ok("scan", from.scan("", None, MAX_SCAN).await);
-    assert!(left.records.is_empty(), "nothing is left: {left:?}");
-    assert_eq!(ok("move_records", move_records(&from, &**s.store()).await), 0, "a second time");
+    let left: Vec<_> = left.records.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(left, ["a/stays"], "nothing else is left");
+    assert_eq!(get(s, "a/stays").await, None, "it has not moved");
+    assert_eq!(ok("move_records", move_records(&from, &**s.store(), "a/").await), 0, "a second time");
 }

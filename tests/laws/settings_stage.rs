@@ -1,7 +1,7 @@
 //! A settings store in memory, the model of the others; and the stage for laws of settings stores.
 
 use std::any::Any;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use dormouse::error::Result;
-use dormouse::settings::{
-    Counted, MAX_CHANGES, Page, Put, Record, SettingChanges, SettingVersion, SettingsStore,
-};
+use dormouse::settings::{MAX_CHANGES, Page, Put, Record, SettingChanges, SettingVersion, SettingsStore};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -24,7 +22,6 @@ struct State {
     version: SettingVersion,
     records: BTreeMap<String, (Record, Option<Instant>)>,
     log: Vec<(SettingVersion, String)>,
-    counters: HashMap<String, (u64, Instant)>,
 }
 
 impl State {
@@ -91,20 +88,6 @@ impl SettingsStore for MemorySettings {
         let version = state.version;
         state.records.insert(key.to_owned(), (Record { value, version }, Some(Instant::now() + ttl)));
         Ok(())
-    }
-
-    async fn count(&self, key: &str, max: u64, window: Duration) -> Result<Counted> {
-        let (mut state, now) = (self.0.lock(), Instant::now());
-        let counter = state.counters.entry(key.to_owned()).or_insert((0, now));
-        if counter.1 <= now {
-            *counter = (0, now + window);
-        }
-        let left = counter.1 - now;
-        if counter.0 >= max {
-            return Ok(Counted::Full(left));
-        }
-        counter.0 += 1;
-        Ok(Counted::Below(left))
     }
 }
 

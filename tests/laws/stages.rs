@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::admin_stage::{AdminStage, MemoryAdmin};
+use crate::admin_stage::{AdminStage, MemoryAdmin, open_admin};
 use crate::dead_age::AGE;
 use crate::settings_stage::{MemorySettings, SettingsStage};
 use crate::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
@@ -14,7 +14,6 @@ use crate::support::disk_store::open_disk;
 use crate::support::model::ModelEngine;
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
-use dormouse::admin::disk::DiskAdmin;
 use dormouse::clock::{ManualClock, SystemClock};
 use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
@@ -44,7 +43,7 @@ fn metered(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
     Arc::new(Metered::new(engine, &PoolName::default_pool(), &Metrics::default()))
 }
 
-fn virtual_disk() -> (Arc<DiskEngine>, Arc<ManualClock>, TempDir) {
+pub fn virtual_disk() -> (Arc<DiskEngine>, Arc<ManualClock>, TempDir) {
     let clock = manual_clock();
     let (engine, dir) = open_disk(clock.clone());
     (engine, clock, dir)
@@ -221,12 +220,12 @@ async fn cluster_to_cluster() -> impl Stage {
 
 async fn admin_model() -> AdminStage {
     let clock = manual_clock();
-    AdminStage::new(MemoryAdmin::new(clock.clone()), Some(clock), ())
+    AdminStage::new(MemoryAdmin::new(clock.clone()).await, Some(clock), ())
 }
 
 async fn admin_disk() -> AdminStage {
     let (engine, clock, dir) = virtual_disk();
-    let store = DiskAdmin::new(&engine).expect("an empty store is read");
+    let store = open_admin(Arc::new(DiskSettings::new(&engine)), clock.clone()).await;
     AdminStage::new(Arc::new(store), Some(clock), (engine, dir))
 }
 

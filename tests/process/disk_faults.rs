@@ -57,6 +57,15 @@ async fn on_a_full_disk_a_publish_gets_507_and_consumers_are_still_sent_here() {
             request("POST", &format!("http://{api}/api/ns/q/{route}"), "any").body(r#"[{"text":"a job"}]"#);
         send(post).await.expect(507);
     }
+    for (method, route, body, status) in [
+        ("POST", "token/ns?description=d&token=a-token-of-an-operator", "", 201),
+        ("POST", "token/ns/a-token-of-an-operator/limit", r#"{"read":1,"write":1,"interval":1}"#, 201),
+        ("DELETE", "token/ns/a-token-of-an-operator", "", 204),
+        ("PUT", "quota/ns", r#"{"jobs":1}"#, 200),
+        ("POST", "api/ns/q/pause", "", 200),
+    ] {
+        send(request(method, &format!("http://{admin}/{route}"), "").body(body)).await.expect(status);
+    }
     let get = request("GET", &format!("http://{api}/api/ns/q"), "any");
     send(get).await.expect(404);
     send(request("GET", &format!("http://{admin}/ready"), "")).await.expect(200);
@@ -88,7 +97,7 @@ async fn a_pool_that_failed_says_why_and_the_others_go_on() {
             send(request("POST", &format!("http://{admin}/token/ns?description=d&pool={pool}"), "")).await;
         made.expect(201).json["token"].as_str().expect("a token").to_owned()
     };
-    let (first, second) = (token("default").await, token("other").await);
+    let (first, second, unused) = (token("default").await, token("other").await, token("other").await);
     let put = async |token: &str| {
         send(request("PUT", &format!("http://{api}/api/ns/q"), token).body("a job")).await
     };
@@ -114,7 +123,7 @@ async fn a_pool_that_failed_says_why_and_the_others_go_on() {
     let why = ready().await.expect(503).text;
     assert!(why.contains("pool default") && why.contains("a sync failed"), "/ready says what and why: {why}");
     put(&second).await.expect(201);
-    let got = send(request("GET", &format!("http://{api}/api/ns/q"), &second)).await.expect(200);
+    let got = send(request("GET", &format!("http://{api}/api/ns/q"), &unused)).await.expect(200);
     assert_eq!(
         got.data(),
         b"a job",

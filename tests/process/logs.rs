@@ -43,7 +43,7 @@ async fn the_log_says_what_runs_on_what_and_what_ends_it() {
     let said = [&disk["message"], &disk["pool"], &disk["path"], &disk["sync"], &disk["format"]];
     assert_eq!(
         said,
-        [&json!("pool"), &json!("default"), &json!("jobs"), &json!("everysec"), &json!(9)],
+        [&json!("pool"), &json!("default"), &json!("jobs"), &json!("everysec"), &json!(10)],
         "{disk}"
     );
     let shared = line(&mut process, r#""kind":"redis""#);

@@ -251,7 +251,7 @@ async fn a_damaged_directory_is_refused_named_and_repaired() {
         "while it serves: {code:?}, {told}"
     );
     process.kill();
-    assert_eq!(repair(&[]), (Some(0), "format 9\nnothing is damaged\n".to_owned()));
+    assert_eq!(repair(&[]), (Some(0), "format 10\nnothing is damaged\n".to_owned()));
     std::fs::remove_file(data.join("trees/jobs/current")).expect("it is there");
     let run = Command::new(env!("CARGO_BIN_EXE_dormouse"))
         .current_dir(dir.path())

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use super::options::{DiskOptions, Sync};
 use super::readers::Readers;
 use super::records::Records;
-use super::state::tables::Tables;
 use super::state::{Windows, load};
 use super::step::Step;
 use super::store::mark::{Mark, OpenError};
@@ -42,7 +41,6 @@ pub struct DiskEngine {
     pub(super) notifiers: Arc<Notifiers>,
     pub(super) observers: Arc<Observers>,
     pub(super) next_due: Arc<NextDue>,
-    tables: Arc<Mutex<Tables>>,
     pub(super) readers: Readers,
     pub(super) room: Arc<FreeSpace>,
     pub(super) pump: usize,
@@ -132,7 +130,6 @@ impl DiskEngine {
             notifiers: Arc::default(),
             observers: state.observers.clone(),
             next_due: state.next_due.clone(),
-            tables: state.tables.clone(),
             readers: Readers::default(),
             room: FreeSpace::new(&options.path, options.min_free),
             pump: options.pump.max(1),
@@ -183,9 +180,9 @@ impl DiskEngine {
         Ok(Arc::new(engine))
     }
 
-    /// Returns the tables in the same directory, for tokens and limits.
+    /// Returns the settings in the same directory.
     pub(crate) fn records(&self) -> Records {
-        Records { handle: self.handle.clone(), room: self.room.clone(), tables: self.tables.clone() }
+        Records { handle: self.handle.clone(), room: self.room.clone() }
     }
 
     /// Waits until the store is poisoned, and returns the reason: a write or a sync has failed, or a thread has died.

@@ -42,7 +42,7 @@ pub use self::options::{DiskOptions, Sync};
 #[doc(hidden)]
 pub use self::raw::RawStore;
 use self::readers::LongRead;
-pub(crate) use self::records::{Change, Records, Table, put_short, take_short};
+pub(crate) use self::records::Records;
 use self::step::Progress;
 use self::store::mark;
 pub use self::store::mark::{FORMAT, OpenError};

@@ -20,9 +20,9 @@ struct Server {
     throttle: Arc<Throttle>,
 }
 
-fn server() -> Server {
+async fn server() -> Server {
     let clock = manual_clock();
-    let store = MemoryAdmin::new(clock.clone());
+    let store = MemoryAdmin::new(clock.clone()).await;
     server_on(store, clock)
 }
 
@@ -53,7 +53,7 @@ async fn admit(s: &Server, key: &TokenKey, direction: Direction) -> Option<Pass>
 
 #[tokio::test]
 async fn a_token_without_a_limit_costs_no_call() {
-    let s = server();
+    let s = server().await;
     let key = known(&s, "t").await;
     assert!(admit(&s, &key, Read).await.is_some(), "there is no limit");
     let before = s.store.calls();
@@ -66,7 +66,7 @@ async fn a_token_without_a_limit_costs_no_call() {
 
 #[tokio::test]
 async fn each_direction_has_its_limit_and_each_token_its_own() {
-    let s = server();
+    let s = server().await;
     let (a, b) = (token("p", "ns", "a"), token("p", "ns", "b"));
     s.throttle.add(&a, limit(2, 0, 10)).await.expect("the store in memory answers");
     s.throttle.add(&b, limit(1, 3, 10)).await.expect("the store in memory answers");
@@ -85,7 +85,7 @@ async fn each_direction_has_its_limit_and_each_token_its_own() {
 
 #[tokio::test]
 async fn what_is_given_back_can_be_had_again() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     s.throttle.add(&key, limit(2, 2, 10)).await.expect("the store in memory answers");
     let first = admit(&s, &key, Read).await.expect("the first of two");
@@ -100,7 +100,7 @@ async fn what_is_given_back_can_be_had_again() {
 
 #[tokio::test]
 async fn a_pass_older_than_its_counter_makes_no_room_in_the_next() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
     let old = admit(&s, &key, Read).await.expect("the first");
@@ -112,7 +112,7 @@ async fn a_pass_older_than_its_counter_makes_no_room_in_the_next() {
 
 #[tokio::test]
 async fn servers_share_the_counters() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     s.throttle.add(&key, limit(3, 3, 10)).await.expect("the store in memory answers");
     let other = server_on(s.store.clone(), s.clock.clone());
@@ -126,7 +126,7 @@ async fn servers_share_the_counters() {
 
 #[tokio::test]
 async fn a_limit_of_another_server_is_seen_within_a_second() {
-    let s = server();
+    let s = server().await;
     let key = known(&s, "t").await;
     assert!(admit(&s, &key, Read).await.is_some(), "there is no limit");
     s.store.set_limit(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
@@ -144,7 +144,7 @@ async fn a_limit_of_another_server_is_seen_within_a_second() {
 /// Guards against a server that reads the whole store each second.
 #[tokio::test]
 async fn only_the_tokens_in_use_are_asked_about() {
-    let s = server();
+    let s = server().await;
     let key = known(&s, "t").await;
     for n in 0..1000 {
         s.store.set_limit(&token("p", "ns", &format!("idle-{n}")), limit(1, 1, 10)).await.expect("stored");
@@ -161,7 +161,7 @@ async fn only_the_tokens_in_use_are_asked_about() {
 /// Guards against a refusal that first counts and then takes back: two calls, and other requests are refused meanwhile.
 #[tokio::test]
 async fn a_refusal_costs_one_call() {
-    let s = server();
+    let s = server().await;
     let key = known(&s, "t").await;
     s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
     assert!(admit(&s, &key, Read).await.is_some(), "the first of one");
@@ -172,7 +172,7 @@ async fn a_refusal_costs_one_call() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_fails_a_limited_request_soon() {
-    let s = server();
+    let s = server().await;
     let key = known(&s, "t").await;
     s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
     assert!(admit(&s, &key, Read).await.is_some(), "the first");
@@ -186,7 +186,7 @@ async fn a_store_that_hangs_fails_a_limited_request_soon() {
 
 #[tokio::test]
 async fn changes_here_count_at_once() {
-    let s = server();
+    let s = server().await;
     let (key, other) = (token("p", "ns", "t"), token("o", "ns", "t"));
     assert_eq!(s.throttle.list().await.expect("the store in memory answers"), [], "none yet");
     s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
@@ -212,7 +212,7 @@ async fn changes_here_count_at_once() {
 
 #[tokio::test]
 async fn a_limit_that_limits_nothing_is_refused() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     for bad in [limit(1, 1, 0), limit(1, 1, -1), limit(1, 1, MAX_INTERVAL + 1)] {
         let answers = [s.throttle.add(&key, bad).await, s.throttle.set(&key, bad).await];
@@ -232,7 +232,7 @@ async fn a_limit_that_limits_nothing_is_refused() {
 
 #[tokio::test]
 async fn a_stored_limit_that_makes_no_sense_lets_all_in() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     for odd in [limit(-5, -5, 10), limit(1, 1, 0), limit(1, 1, i64::MIN)] {
         s.store.set_limit(&key, odd).await.expect("the store in memory answers");
@@ -249,7 +249,7 @@ async fn a_stored_limit_that_makes_no_sense_lets_all_in() {
 
 #[tokio::test]
 async fn without_the_store_a_limited_request_fails() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     s.store.fail(true);
     let unknown = s.throttle.admit(&key, Read).await;
@@ -269,7 +269,7 @@ async fn without_the_store_a_limited_request_fails() {
 
 #[tokio::test]
 async fn many_requests_of_a_new_token_ask_once() {
-    let s = server();
+    let s = server().await;
     let held = s.store.hold().await;
     let admits: Vec<_> = (0..20)
         .map(|_| {

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::admin_stage::{MemoryAdmin, scope, token};
-use crate::stage::manual_clock;
+use crate::admin_stage::{MemoryAdmin, open_admin, scope, token};
+use crate::stage::{manual_clock, ok};
+use crate::stages::virtual_disk;
+use crate::support::wait::until;
 use dormouse::admin::cache::{FRESH, GRACE, PATIENCE, STALE, TokenCache};
 use dormouse::admin::tokens::{CreateError, TokenManager};
 use dormouse::admin::{AdminStore, TokenKey};
@@ -13,6 +15,7 @@ use dormouse::error::{Error, Result};
 use dormouse::name::Token;
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
+use dormouse::settings::disk::DiskSettings;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -22,9 +25,9 @@ struct Server {
     tokens: Arc<TokenManager>,
 }
 
-fn server() -> Server {
+async fn server() -> Server {
     let clock = manual_clock();
-    let store = MemoryAdmin::new(clock.clone());
+    let store = MemoryAdmin::new(clock.clone()).await;
     let (outage, tasks) = (Outage::new("the tokens of a test"), Tasks::new(Failure::default()));
     let cache = TokenCache::new(store.clone(), clock.clone(), outage, tasks);
     let tokens = Arc::new(TokenManager::new(store.clone(), cache));
@@ -42,7 +45,7 @@ async fn others_run() {
 
 #[tokio::test]
 async fn a_known_token_costs_one_question_until_it_is_stale() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
     let before = s.store.calls();
@@ -60,7 +63,7 @@ async fn a_known_token_costs_one_question_until_it_is_stale() {
 
 #[tokio::test]
 async fn a_token_deleted_on_another_server_is_refused_within_a_second() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     let check = async || s.tokens.check(&key).await.expect("the store in memory answers");
     for (age, seen) in [(FRESH - MS, true), (STALE - MS, true), (STALE, false)] {
@@ -81,7 +84,7 @@ async fn a_token_deleted_on_another_server_is_refused_within_a_second() {
 /// Guards against requests that wait every half second for a distant store.
 #[tokio::test]
 async fn a_fresh_yes_serves_while_it_is_asked_again() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
     assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
@@ -103,7 +106,7 @@ async fn a_fresh_yes_serves_while_it_is_asked_again() {
 /// Guards against requests that wait until a hanging store resumes.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_delays_a_good_token_by_a_moment() {
-    let s = server();
+    let s = server().await;
     let (key, unknown) = (token("p", "ns", "t"), token("p", "ns", "u"));
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
     assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
@@ -126,7 +129,7 @@ async fn a_store_that_hangs_delays_a_good_token_by_a_moment() {
 
 #[tokio::test]
 async fn a_store_that_hangs_gathers_a_bounded_number_of_questions() {
-    let s = server();
+    let s = server().await;
     let known = token("p", "ns", "known");
     s.store.add_token(&known, "d").await.expect("the store in memory answers");
     assert!(s.tokens.check(&known).await.expect("the store in memory answers"), "it was added");
@@ -154,7 +157,7 @@ async fn a_store_that_hangs_gathers_a_bounded_number_of_questions() {
 
 #[tokio::test]
 async fn what_this_server_creates_and_deletes_counts_at_once() {
-    let s = server();
+    let s = server().await;
     let scope = scope("p", "ns");
     let chosen = Token::new("a-token-of-20-chars-").expect("not empty");
     let key = token("p", "ns", chosen.reveal());
@@ -183,7 +186,7 @@ async fn end_check(check: JoinHandle<Result<bool>>) -> Result<bool> {
 
 #[tokio::test]
 async fn a_question_from_before_a_change_does_not_cover_it() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "a-token-of-20-chars-");
     let create = || s.tokens.create(&key.scope, Some(key.token.clone()), "d");
     for deletes in [true, false] {
@@ -219,7 +222,7 @@ async fn a_question_from_before_a_change_does_not_cover_it() {
 
 #[tokio::test]
 async fn an_old_answer_that_comes_last_is_not_kept() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
     let held = s.store.hold_answers().await;
@@ -232,7 +235,7 @@ async fn an_old_answer_that_comes_last_is_not_kept() {
 
 #[tokio::test]
 async fn a_new_token_is_a_fresh_ulid_and_a_chosen_one_is_checked() {
-    let s = server();
+    let s = server().await;
     let ns = scope("p", "ns");
     let [a, b] = [s.tokens.create(&ns, None, "a").await, s.tokens.create(&ns, None, "b").await]
         .map(|made| made.expect("the store in memory answers"));
@@ -250,7 +253,7 @@ async fn a_new_token_is_a_fresh_ulid_and_a_chosen_one_is_checked() {
 
 #[tokio::test]
 async fn a_token_opens_its_own_scope_only() {
-    let s = server();
+    let s = server().await;
     s.store.add_token(&token("p", "ns", "ab"), "d").await.expect("the store in memory answers");
     assert!(s.tokens.check(&token("p", "ns", "ab")).await.expect("the store in memory answers"), "its own");
     for other in
@@ -262,7 +265,7 @@ async fn a_token_opens_its_own_scope_only() {
 
 #[tokio::test]
 async fn concurrent_checks_of_one_token_ask_once() {
-    let s = server();
+    let s = server().await;
     for (text, good) in [("good", true), ("bad", false)] {
         let key = token("p", "ns", text);
         if good {
@@ -284,7 +287,7 @@ async fn concurrent_checks_of_one_token_ask_once() {
 
 #[tokio::test]
 async fn a_check_whose_caller_left_does_not_leave_others_waiting() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
     let held = s.store.hold().await;
@@ -294,9 +297,34 @@ async fn a_check_whose_caller_left_does_not_leave_others_waiting() {
     assert!(end_check(waits).await.expect("the store in memory answers"), "the follower asked in its place");
 }
 
+/// Guards against a directory's server that accepts a deleted token until it restarts, since the client that deleted it
+/// has disconnected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_follows_a_change_whose_caller_left() {
+    let (engine, clock, _dir) = virtual_disk();
+    let settings = Arc::new(DiskSettings::new(&engine));
+    let admin = Arc::new(open_admin(settings.clone(), clock.clone()).await);
+    let keys: Vec<_> = (0..200).map(|n| token("p", "ns", &format!("t{n}"))).collect();
+    for (n, key) in keys.iter().enumerate() {
+        ok("add_token", admin.add_token(key, "d").await);
+        let (admin, key) = (admin.clone(), key.clone());
+        let removing = tokio::spawn(async move { admin.remove_token(&key).await });
+        for _ in 0..n % 40 {
+            tokio::task::yield_now().await;
+        }
+        removing.abort();
+    }
+    let of = &keys[0].scope;
+    until("memory is as the store", async || {
+        let stored = open_admin(settings.clone(), clock.clone()).await;
+        ok("tokens", admin.tokens(of).await) == ok("tokens", stored.tokens(of).await)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn while_the_store_is_away_good_tokens_stay_good_for_an_hour() {
-    let s = server();
+    let s = server().await;
     let (key, unknown) = (token("p", "ns", "t"), token("p", "ns", "u"));
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
     assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
@@ -316,7 +344,7 @@ async fn while_the_store_is_away_good_tokens_stay_good_for_an_hour() {
 
 #[tokio::test]
 async fn while_the_store_is_away_few_requests_wait_for_it() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "t");
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
     assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
@@ -338,7 +366,7 @@ async fn while_the_store_is_away_few_requests_wait_for_it() {
 
 #[tokio::test]
 async fn debug_shows_no_token() {
-    let s = server();
+    let s = server().await;
     let key = token("p", "ns", "SECRET");
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
     s.tokens.check(&key).await.expect("the store in memory answers");

@@ -11,13 +11,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse::admin::disk::DiskAdmin;
+use dormouse::admin::settings::SettingsAdmin;
 use dormouse::admin::{AdminStore, Scope};
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
 use dormouse::engine::{Consumed, Engine, JobList, Respawn};
 use dormouse::job::{Job, JobState};
 use dormouse::name::{DEFAULT_POOL, Namespace, PoolName, Queue, QueueName, ScheduleName};
+use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::scheduler::{Schedule, ScheduleId, StoredSchedule};
 use dormouse::settings::disk::DiskSettings;
 use dormouse::settings::{MAX_SCAN, SettingsStore};
@@ -179,7 +180,10 @@ impl Account {
             Err(e) => return Verdict::Broke(class(&e)),
         };
         findings.extend(self.compare(&found, cut));
-        findings.extend(self.tokens(&engine, cut).await);
+        match self.tokens(&engine, clock, cut).await {
+            Ok(lost) => findings.extend(lost),
+            Err(e) => return Verdict::Broke(class(&e)),
+        }
         engine.close().await;
         Verdict::Opened(findings)
     }
@@ -437,7 +441,14 @@ impl Account {
     }
 
     /// Reports acknowledged tokens that are missing.
-    async fn tokens(&self, engine: &DiskEngine, cut: u64) -> Vec<(Kind, String)> {
+    async fn tokens(
+        &self,
+        engine: &DiskEngine,
+        clock: Arc<ManualClock>,
+        cut: u64,
+    ) -> Result<Vec<(Kind, String)>, String> {
+        let (settings, tasks) = (Arc::new(DiskSettings::new(engine)), Tasks::new(Failure::default()));
+        let store = SettingsAdmin::open(settings, clock, tasks).await.map_err(|e| e.to_string())?;
         let firm_until = self.firm_until(cut);
         let mut findings = Vec::new();
         for act in self.acts.iter().filter(|act| act.answered < firm_until(true)) {
@@ -446,13 +457,12 @@ impl Account {
                 pool: PoolName::parse("default").expect("a literal"),
                 namespace: Namespace::parse(namespace).expect("it was answered"),
             };
-            let store = DiskAdmin::new(engine).expect("tokens and limits can be read");
-            let there = store.tokens(&scope).await.unwrap_or_default();
+            let there = store.tokens(&scope).await.map_err(|e| e.to_string())?;
             if !there.contains_key(token) {
                 findings.push((Kind::Lost, format!("a token of {namespace}")));
             }
         }
-        findings
+        Ok(findings)
     }
 
     /// Describes the history of a job up to the cut.

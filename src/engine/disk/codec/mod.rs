@@ -11,10 +11,10 @@ use std::ops::RangeBounds;
 
 use bytes::{BufMut, Bytes};
 
-pub use self::parts::{Entry, Malformed, TimerKey, put_short, take_short};
-use self::parts::{Reader, Result, put_entry, put_flagged_id, put_id, put_placed};
+pub use self::parts::{Entry, Malformed, TimerKey};
+use self::parts::{Reader, Result, put_entry, put_flagged_id, put_id, put_placed, put_short};
 pub use self::record::{Location, Record, read_record, record};
-pub use self::settings::{read_record_key, read_record_value, record_key, record_keys, record_value};
+pub use self::settings::{read_setting, setting};
 use crate::clock::{Micros, Millis};
 use crate::engine::{Fingerprint, Placed};
 use crate::job::JobId;

@@ -129,14 +129,6 @@ pub fn put_short(out: &mut Vec<u8>, s: &str) {
     out.put_slice(s.as_bytes());
 }
 
-/// Reads [`put_short`] from the front.
-pub fn take_short<'a>(bytes: &mut &'a [u8]) -> Result<&'a str> {
-    let mut r = Reader(bytes);
-    let s = r.short()?;
-    *bytes = r.0;
-    Ok(s)
-}
-
 /// Flag in the first byte of an id: it is versioned.
 const VERSIONED: u8 = 1;
 /// Flag in the first byte of an entry: its job may have a key.

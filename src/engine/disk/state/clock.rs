@@ -98,11 +98,6 @@ impl PoolClock {
         self.clock.wall_micros() / 1000
     }
 
-    /// Returns the monotonic time, for measuring elapsed time.
-    pub fn monotonic(&self) -> Millis {
-        self.clock.now()
-    }
-
     /// Returns by how many milliseconds it was ahead of the time of day when last read, rounded up; 0 below one.
     pub fn ahead(&self) -> Millis {
         self.offsets.ahead.load(Ordering::Relaxed)

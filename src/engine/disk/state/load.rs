@@ -4,13 +4,11 @@
 use std::sync::Arc;
 
 use ahash::HashMap;
-use parking_lot::Mutex;
 
 use super::clock::PoolClock;
 use super::garbage::Garbage;
 use super::queues::Queues;
 use super::settings::Settings;
-use super::tables::Tables;
 use super::timers::Timers;
 use super::{Windows, WriterState, count, summary};
 use crate::clock::{Clock, Micros};
@@ -41,14 +39,12 @@ pub fn load(
         Some(value) => codec::read_newest(&value)?,
         None => JobId::from_bytes([0; 16], false),
     };
-    let tables = Arc::new(Mutex::new(Tables::load(&store)?));
     let mut state = WriterState {
         txn: Txn::new(store.clone()),
         clock,
         windows,
         queues: Queues::new(windows.ready_budget),
         timers: Timers::default(),
-        tables,
         seq: (seq, seq),
         clock_mark,
         newest,

@@ -12,7 +12,6 @@ pub mod queues;
 pub mod quotas;
 pub mod settings;
 pub mod summary;
-pub mod tables;
 pub mod timers;
 
 use std::collections::BTreeSet;
@@ -21,14 +20,12 @@ use std::time::Duration;
 
 use ahash::{HashMap, HashSet};
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use self::clock::PoolClock;
 use self::garbage::{Garbage, Live, Upkeep};
 use self::queues::{QueueState, Queues, Waiting};
 use self::quotas::{QuotaCount, QuotaUse};
 use self::settings::Settings;
-use self::tables::Tables;
 use self::timers::Timers;
 use crate::clock::{Micros, Millis};
 use crate::engine::Quota;
@@ -74,8 +71,6 @@ pub struct WriterState {
     pub windows: Windows,
     pub queues: Queues,
     pub timers: Timers,
-    /// Shared with readers, changed only by the writer.
-    pub tables: Arc<Mutex<Tables>>,
     /// The next number, and the first that is not reserved.
     pub seq: (u64, u64),
     /// The time in `meta`.

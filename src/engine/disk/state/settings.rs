@@ -29,10 +29,10 @@ impl Settings {
     /// Loads all from the disk. `mark` is less than a second before the time of the last shutdown.
     pub fn load(store: &Store, mark: Micros) -> Result<Settings, Fatal> {
         let mut all = Settings { version: mark, ..Settings::default() };
-        for item in store.range(Space::Schedules, codec::record_keys()) {
+        for item in store.all(Space::Settings) {
             let (key, value) = item?;
-            let version = codec::read_record_value(&value)?.0;
-            all.versions.insert(Bytes::copy_from_slice(codec::read_record_key(&key)?), version);
+            let version = codec::read_setting(&value)?.0;
+            all.versions.insert(Bytes::copy_from_slice(&key), version);
             all.version = all.version.max(version);
         }
         all.floor = all.version;

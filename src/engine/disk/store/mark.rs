@@ -12,7 +12,7 @@ use super::durable::sync;
 /// Name of the mark.
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
-pub const FORMAT: u32 = 9;
+pub const FORMAT: u32 = 10;
 /// Line of the mark once the store has been created completely.
 const MADE: &str = "made\n";
 /// Prefix of the line written by a clean shutdown, followed by the number of the last group.

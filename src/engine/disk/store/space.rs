@@ -10,17 +10,15 @@ pub enum Space {
     Ready,
     Dead,
     Queues,
-    Tokens,
-    Limits,
     Quotas,
     Quarantine,
     Keys,
     Once,
-    Schedules,
+    Settings,
 }
 
 /// Number of keyspaces.
-pub const SPACES: usize = 14;
+pub const SPACES: usize = 12;
 /// One number per keyspace.
 pub type PerSpace = [u64; SPACES];
 
@@ -36,13 +34,11 @@ impl Space {
         (Space::Ready, "ready", 32 * MIB),
         (Space::Dead, "dead", 4 * MIB),
         (Space::Queues, "queues", 4 * MIB),
-        (Space::Tokens, "tokens", MIB),
-        (Space::Limits, "limits", MIB),
         (Space::Quotas, "quotas", 16 * MIB),
         (Space::Quarantine, "quarantine", MIB),
         (Space::Keys, "keys", 8 * MIB),
         (Space::Once, "once", 8 * MIB),
-        (Space::Schedules, "schedules", 16 * MIB),
+        (Space::Settings, "settings", 16 * MIB),
     ];
 
     /// Returns the name on disk.

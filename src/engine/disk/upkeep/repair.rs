@@ -190,7 +190,6 @@ mod tests {
 
     use super::*;
     use crate::clock::ManualClock;
-    use crate::engine::disk::state::tables::Table;
     use crate::engine::disk::state::{Windows, load};
     use crate::engine::disk::store::merge::Merged;
     use crate::engine::disk::store::txn::Txn;
@@ -301,24 +300,22 @@ mod tests {
         fs::write(table, bytes).unwrap(); // as above
     }
 
-    /// Returns the rows of an operators' table after a start.
-    fn loaded(pool: &Path) -> Result<(u64, u64), Fatal> {
+    /// Returns the number of settings after a start.
+    fn loaded(pool: &Path) -> Result<u64, Fatal> {
         let (store, _mark) = open::open(pool, StoreLimits::OF_A_TOOL).unwrap(); // the log is whole
         let windows =
             Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
         let state = load::load(store, Arc::new(ManualClock::new(0)), windows, None)?;
         assert!(state.quotas.is_empty(), "usage is counted anew");
-        let tables = state.tables.lock();
-        Ok((tables.rows(Table::Limits).len() as u64, state.settings.len() as u64))
+        Ok(state.settings.len() as u64)
     }
 
     /// Guards against a pool that no repair can make start, and against a repair that drops readable settings.
     #[tokio::test]
     async fn settings_that_can_be_read_outlive_a_bad_block() {
-        let kinds: [&[&[u8]]; 3] = [&[b"u"], &[b"l", b"r", b"s"], &[b"r"]];
-        for (space, kinds) in [Space::Quotas, Space::Limits, Space::Schedules].into_iter().zip(kinds) {
+        for space in [Space::Quotas, Space::Settings] {
             let dir = pool_with_jobs().await;
-            fill(dir.path(), space, kinds);
+            fill(dir.path(), space, &[b"u"]);
             forget_log(dir.path());
             damage(dir.path(), space, None);
             assert!(loaded(dir.path()).is_err(), "{space:?}: the pool does not start");
@@ -328,14 +325,10 @@ mod tests {
             assert!(told.written.is_some(), "{space:?}: {told}");
             let told = repair(dir.path(), None).unwrap(); // it can be judged
             assert_eq!(told.damage, [""; 0], "{space:?} is whole again: {told}");
-            let (limits, settings) = loaded(dir.path()).unwrap(); // it is whole
-            if space != Space::Quotas {
-                let rows = kinds.len() as u64 * ROWS;
-                let lost = rows - limits - settings;
-                assert!(
-                    (1..rows / 4).contains(&lost),
-                    "{space:?}: {lost} rows of {rows} are lost, not one block"
-                );
+            let settings = loaded(dir.path()).unwrap(); // it is whole
+            if space == Space::Settings {
+                let lost = ROWS - settings;
+                assert!((1..ROWS / 4).contains(&lost), "{lost} rows of {ROWS} are lost, not one block");
             }
             let engine = DiskEngine::open(options(dir.path())).unwrap(); // it is whole
             assert_eq!(engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs, JOBS, "jobs stay"); // as above
@@ -353,16 +346,16 @@ mod tests {
             let mut txn = Txn::new(store.clone());
             for n in 0..LARGE {
                 let (key, value) = row(b"s", n);
-                txn.put(Space::Limits, key, value.repeat(256));
+                txn.put(Space::Settings, key, value.repeat(256));
             }
             txn.settle(true).unwrap(); // nothing is wrong with the disk
             store.write_out(Duration::MAX).unwrap(); // as above
         }
         forget_log(dir.path());
-        damage(dir.path(), Space::Limits, None);
+        damage(dir.path(), Space::Settings, None);
         let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
         assert!(told.written.is_some(), "{told}");
-        let left = loaded(dir.path()).unwrap().0; // it is whole
+        let left = loaded(dir.path()).unwrap(); // it is whole
         assert!((LARGE * 9 / 10..LARGE).contains(&left), "{left} rows of {LARGE} are left");
     }
 
@@ -372,7 +365,7 @@ mod tests {
         for section in [&b"meta"[..], b"tli", b"toc"] {
             let part = String::from_utf8_lossy(section);
             let dir = pool_with_jobs().await;
-            fill(dir.path(), Space::Limits, &[b"s"]);
+            fill(dir.path(), Space::Settings, &[b"s"]);
             match section {
                 // The table of contents is at the end.
                 b"toc" => {
@@ -406,12 +399,12 @@ mod tests {
     async fn jobs_of_a_table_that_is_lost_come_from_the_log() {
         for is_missing in [false, true] {
             let dir = pool_with_jobs().await;
-            fill(dir.path(), Space::Limits, &[b"s"]);
+            fill(dir.path(), Space::Settings, &[b"s"]);
             // A newer table is intact, and has none of the jobs of the lost one.
             let engine = DiskEngine::open(options(dir.path())).unwrap(); // it is whole
             engine.publish(vec![job(JOBS)].into()).await.unwrap(); // nothing is wrong with the disk
             engine.close().await;
-            fill(dir.path(), Space::Limits, &[b"l"]);
+            fill(dir.path(), Space::Settings, &[b"l"]);
             match is_missing {
                 true => fs::remove_file(largest(dir.path(), Space::Jobs)).unwrap(), // it was listed
                 false => damage(dir.path(), Space::Jobs, Some(b"tli")),
@@ -422,7 +415,7 @@ mod tests {
             assert_eq!(told.damage, [""; 0], "it is whole: {told}");
             let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // as above
             assert_eq!(store.all(Space::Jobs).count() as u64, JOBS + 1, "jobs, missing: {is_missing}");
-            assert_eq!(store.all(Space::Limits).count() as u64, 2 * ROWS, "rows of another keyspace");
+            assert_eq!(store.all(Space::Settings).count() as u64, 2 * ROWS, "rows of another keyspace");
         }
     }
 
@@ -430,7 +423,7 @@ mod tests {
     #[tokio::test]
     async fn the_newest_id_is_known_after_a_repair() {
         let dir = pool_with_jobs().await;
-        fill(dir.path(), Space::Limits, &[b"s"]);
+        fill(dir.path(), Space::Settings, &[b"s"]);
         fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
         fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
         let engine = repaired(dir.path());
@@ -501,7 +494,7 @@ mod tests {
     #[tokio::test]
     async fn jobs_in_a_bad_block_come_from_the_log() {
         let dir = pool_with_jobs().await;
-        fill(dir.path(), Space::Limits, &[b"s"]);
+        fill(dir.path(), Space::Settings, &[b"s"]);
         damage(dir.path(), Space::Jobs, None);
         let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
         assert!(told.written.is_some() && told.to_string().contains("0 jobs are lost"), "{told}");
@@ -520,16 +513,16 @@ mod tests {
         {
             let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
             let mut txn = Txn::new(store.clone());
-            rows.iter().for_each(|row| txn.put(Space::Tokens, row.clone(), [7; 60]));
+            rows.iter().for_each(|row| txn.put(Space::Quotas, row.clone(), [7; 60]));
             txn.settle(true).unwrap(); // nothing is wrong with the disk
         }
-        fill(dir.path(), Space::Limits, &[b"s"]);
+        fill(dir.path(), Space::Settings, &[b"s"]);
         damage(dir.path(), Space::Jobs, None);
-        damage(dir.path(), Space::Tokens, Some(b"data"));
+        damage(dir.path(), Space::Quotas, Some(b"data"));
         let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
         assert!(told.written.is_some() && told.to_string().contains("0 jobs are lost"), "{told}");
         let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it was repaired
-        let kept: Vec<_> = store.all(Space::Tokens).map(|row| row.unwrap().0.to_vec()).collect(); // as above
+        let kept: Vec<_> = store.all(Space::Quotas).map(|row| row.unwrap().0.to_vec()).collect(); // as above
         assert_eq!(kept, rows, "rows that the log had");
     }
 
@@ -576,7 +569,7 @@ mod tests {
     /// these keyspaces.
     #[tokio::test]
     async fn a_bad_block_of_what_a_start_reads_is_given_up() {
-        for space in [Space::Meta, Space::Queues, Space::Quarantine, Space::Tokens, Space::Limits] {
+        for space in [Space::Meta, Space::Queues, Space::Quarantine, Space::Settings] {
             let dir = pool_with_jobs().await;
             {
                 let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
@@ -664,7 +657,7 @@ mod tests {
     #[tokio::test]
     async fn a_job_of_a_rebuilt_list_is_no_older_than_itself() {
         let dir = pool_with_jobs().await;
-        fill(dir.path(), Space::Limits, &[b"s"]);
+        fill(dir.path(), Space::Settings, &[b"s"]);
         for lost in ["trees/meta", "trees/ready", "log"] {
             fs::remove_dir_all(dir.path().join(lost)).unwrap(); // it was made
         }
@@ -681,7 +674,7 @@ mod tests {
     async fn numbers_are_new_after_each_repair() {
         let dir = pool_with_jobs().await;
         for round in 1..4 {
-            fill(dir.path(), Space::Limits, &[b"s"]);
+            fill(dir.path(), Space::Settings, &[b"s"]);
             fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
             fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
             let engine = repaired(dir.path());
@@ -723,8 +716,8 @@ mod tests {
             }
             txn.settle(true).unwrap(); // nothing is wrong with the disk
         }
-        fill(dir.path(), Space::Limits, &[b"s"]);
-        damage(dir.path(), Space::Limits, Some(b"tli"));
+        fill(dir.path(), Space::Settings, &[b"s"]);
+        damage(dir.path(), Space::Settings, Some(b"tli"));
         let told = repair(dir.path(), None).unwrap(); // it can be judged
         assert!(told.to_string().contains("is in quarantine: a bad sector"), "{told}");
         let told = repair(dir.path(), Some(RepairTo::Beside)).unwrap(); // it can be repaired
@@ -740,7 +733,7 @@ mod tests {
     #[tokio::test]
     async fn what_a_damaged_log_has_of_a_bad_block_is_kept() {
         let dir = pool_with_jobs().await;
-        fill(dir.path(), Space::Limits, &[b"s"]);
+        fill(dir.path(), Space::Settings, &[b"s"]);
         damage(dir.path(), Space::Jobs, None);
         let log = dir.path().join("log/0");
         let mut bytes = fs::read(&log).unwrap(); // it was written
@@ -800,7 +793,7 @@ mod tests {
         clock.advance(2 * DELAY);
         assert_eq!(engine.pump().await.unwrap().moved, 1, "it was due"); // as above
         engine.close().await;
-        fill(dir.path(), Space::Limits, &[b"s"]);
+        fill(dir.path(), Space::Settings, &[b"s"]);
         fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
         fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
         let engine = repaired(dir.path());
@@ -820,8 +813,8 @@ mod tests {
                 for n in 0..ROWS {
                     let key = format!("s{n:05}");
                     match (round, n % 3) {
-                        (1, 0) => txn.delete(Space::Limits, key),
-                        _ => txn.put(Space::Limits, key, row(b"", round * ROWS + n).1.repeat(4)),
+                        (1, 0) => txn.delete(Space::Settings, key),
+                        _ => txn.put(Space::Settings, key, row(b"", round * ROWS + n).1.repeat(4)),
                     }
                 }
                 txn.settle(true).unwrap(); // nothing is wrong with the disk
@@ -830,7 +823,7 @@ mod tests {
         };
         put(0..2);
         forget_log(dir.path());
-        let tables = dir.path().join("trees/limits/tables");
+        let tables = dir.path().join("trees/settings/tables");
         let mut tables: Vec<_> = fs::read_dir(tables).unwrap().map(|entry| entry.unwrap().path()).collect(); // two
         tables.sort();
         let newer = tables.pop().unwrap(); // as above
@@ -842,7 +835,7 @@ mod tests {
         assert!(told.written.is_some(), "{told}");
         let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it was repaired
         let mut left = 0;
-        for item in store.all(Space::Limits) {
+        for item in store.all(Space::Settings) {
             let (key, value) = item.unwrap(); // as above
             let n: u64 = String::from_utf8_lossy(&key[1..]).parse().unwrap(); // as it was written
             assert_ne!(n % 3, 0, "row {n} was deleted");
@@ -856,7 +849,7 @@ mod tests {
     #[tokio::test]
     async fn only_what_a_repair_has_left_is_deleted() {
         let dir = pool_with_jobs().await;
-        fill(dir.path(), Space::Limits, &[b"s"]);
+        fill(dir.path(), Space::Settings, &[b"s"]);
         damage(dir.path(), Space::Ready, Some(b"tli"));
         let (left, whole) = (dir.path().with_extension("repairing"), pool_with_jobs().await);
         let refused = |says: &str| {

@@ -60,10 +60,9 @@ impl Step for PutSetting {
             return Ok(Err(state.read_setting(&key)?));
         }
         let version = state.settings.change(key.clone(), value.is_some(), now);
-        let row = codec::record_key(&key);
         match value {
-            Some(value) => state.txn.put_row(Space::Schedules, row, codec::record_value(version, &value)),
-            None => state.txn.delete_row(Space::Schedules, row),
+            Some(value) => state.txn.put_row(Space::Settings, key.to_vec(), codec::setting(version, &value)),
+            None => state.txn.delete_row(Space::Settings, key.to_vec()),
         }
         // Synced in either mode.
         state.must_sync = true;
@@ -109,9 +108,9 @@ impl WriterState {
         if self.settings.version_of(key).is_none() {
             return Ok(None);
         }
-        let row = self.txn.row(Space::Schedules, codec::record_key(key))?;
+        let row = self.txn.row(Space::Settings, key.to_vec())?;
         let row = row.ok_or_else(|| Fatal("a settings record is missing".to_owned()))?;
-        let (version, value) = codec::read_record_value(&row)?;
+        let (version, value) = codec::read_setting(&row)?;
         Ok(Some((version, Bytes::copy_from_slice(value))))
     }
 }

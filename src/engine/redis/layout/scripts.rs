@@ -65,7 +65,6 @@ pub struct Scripts {
     pub scan_settings: Script,
     pub setting_changes: Script,
     pub keep_setting: Script,
-    pub count_setting: Script,
 }
 
 /// One part of a script: a file; in brackets, a file wrapped in a function of that name, which takes keys and
@@ -154,7 +153,6 @@ impl Default for Scripts {
             scan_settings: without_clock!("settings", "scan_settings"),
             setting_changes: without_clock!("settings", "setting_changes"),
             keep_setting: without_clock!("settings", "keep_setting"),
-            count_setting: without_clock!("count_setting"),
         };
         scripts.set_lasting();
         scripts
