@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{RedisAddress, RedisEngine, RedisOptions, check_safety};
-use dormouse::engine::{Engine, OnConflict, Once, Placing, Publication, Release, Respawn, Revival};
+use dormouse::engine::{Engine, Listing, OnConflict, Once, Placing, Publication, Release, Respawn, Revival};
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
@@ -286,7 +286,7 @@ async fn every_call_is_rejected_while_its_slot_migrates_and_changes_nothing() {
         engine.ack_job(name(1)),
         engine.ack(&q, &receipts),
         engine.cancel_key(&q, &key),
-        engine.destroy(&q),
+        engine.destroy(&q, Listing::Keep),
         engine.respawn(&q, Respawn::Jobs(&dead, revival)),
     );
     let others = tokio::join!(

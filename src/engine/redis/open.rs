@@ -17,6 +17,7 @@ use super::safety::{check_listpacks, check_nodes};
 use super::spread::SpreadRules;
 use super::verbs::check::{OLDEST, first_check};
 use super::watch;
+use crate::engine::observer::Observer;
 use crate::error::{Error, Result};
 use crate::name::PoolName;
 use crate::process::tasks::Failure;
@@ -25,7 +26,7 @@ use crate::process::tasks::Failure;
 pub const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
 
 /// Options of a pool's layout on its Redis.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct RedisOptions {
     /// Prefix of every key, in a cluster.
     pub prefix: String,
@@ -39,6 +40,8 @@ pub struct RedisOptions {
     pub dead_ttl: Duration,
     /// Delays longer than this are packed; zero: none.
     pub pack_after: Duration,
+    /// Receives internal events.
+    pub observer: Arc<dyn Observer>,
 }
 
 /// The options of a single Redis.
@@ -51,6 +54,7 @@ impl Default for RedisOptions {
             spread: SpreadRules::default(),
             dead_ttl: Duration::ZERO,
             pack_after: Duration::ZERO,
+            observer: Arc::new(()),
         }
     }
 }
@@ -92,7 +96,8 @@ pub async fn open_one(
     options: &RedisOptions,
     lists: PoolLists,
 ) -> Result<OpenedPlace> {
-    let mut opened = Link::open(&address, name, lists, options.wait_replicas).await?;
+    let observer = options.observer.clone();
+    let mut opened = Link::open(&address, name, lists, observer, options.wait_replicas).await?;
     let link = opened.link.clone();
     first_check(&link, &mut opened.first, OLDEST).await?;
     let mut before = redis::cmd("EXISTS");
@@ -119,7 +124,7 @@ pub async fn open_cluster(
     options: &RedisOptions,
     (partitions, lists): (&Arc<Partitions>, PoolLists),
 ) -> Result<OpenedPlace> {
-    let common = Common::new(name, options.wait_replicas, Failure::default());
+    let common = Common::new(name, options.observer.clone(), options.wait_replicas, Failure::default());
     let checks = (OLDEST_IN_CLUSTER, !options.pack_after.is_zero());
     if let Some(version) = check_nodes(&address, &common.pool, checks).await? {
         let _ = common.version.set(version); // asked once
