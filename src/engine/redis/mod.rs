@@ -153,9 +153,13 @@ impl RedisEngine {
             part.spawn_finisher();
         }
         match &pool.place {
-            Place::One(link) => link.connected().await,
+            Place::One(link) => {
+                link.connected().await;
+                router.refuse_earlier().await?;
+            }
             Place::Cluster(_) => {
-                router.look_for_scattered().await;
+                let (accepted, ()) = tokio::join!(router.refuse_earlier(), router.look_for_scattered());
+                accepted?;
                 tasks.spawn_essential(
                     "the search for scattered queues",
                     router::scattered::run(router.clone()),

@@ -8,7 +8,6 @@ use tokio_util::sync::DropGuard;
 use super::cluster;
 use super::connection::connector::RedisAddress;
 use super::connection::fault::{Fault, Outcome};
-use super::layout::keys::BEFORE_SETTINGS;
 use super::link::{Common, Link};
 use super::lists::PoolLists;
 use super::partitions::Partitions;
@@ -82,10 +81,6 @@ impl RedisOptions {
     }
 }
 
-/// Error for a Redis with pauses, schedules or quotas that this version would ignore.
-const OF_EARLIER_VERSION: &str = "the Redis has pauses, schedules or quotas of a version before the first release: end \
-    them with that version, or delete the keys dormouse/paused, dormouse/due and dormouse/quotas";
-
 /// A pool's nodes, and the guards that end its tasks.
 pub type OpenedPlace = (Common, Place, Vec<DropGuard>);
 
@@ -100,11 +95,6 @@ pub async fn open_one(
     let mut opened = Link::open(&address, name, lists, observer, options.wait_replicas).await?;
     let link = opened.link.clone();
     first_check(&link, &mut opened.first, OLDEST).await?;
-    let mut before = redis::cmd("EXISTS");
-    before.arg(&BEFORE_SETTINGS);
-    if opened.first.query::<u64>(&before).await? > 0 {
-        return Err(Error::refused(OF_EARLIER_VERSION));
-    }
     if !options.pack_after.is_zero() {
         check_listpacks(&mut opened.first, &link.common.pool).await?;
     }
