@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
-use dormouse::engine::{Engine, JobList, OnConflict, Placing, Publication, Release, Respawn, Tries};
+use dormouse::engine::{Engine, JobList, Listing, OnConflict, Placing, Publication, Release, Respawn, Tries};
 use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{JobKey, Namespace, PoolName, Queue, QueueName};
 use hdrhistogram::Histogram;
@@ -246,7 +246,7 @@ async fn longest() {
         engine.consume(&list, &ttrs[..1]).await.expect("consumed");
         print_log("consume behind dead ones", conn);
         log_all(conn);
-        engine.destroy(&q).await.expect("destroyed");
+        engine.destroy(&q, Listing::Keep).await.expect("destroyed");
         print_log("destroy, one step", conn);
         fill(&engine, &q, 64_000, Duration::from_millis(1)).await;
         log_all(conn);
@@ -575,12 +575,13 @@ async fn turns() {
     for name in ["first", "second"] {
         let server = RedisServer::start();
         let engine = open(&server).await;
+        let notified = Notified::attach(&*engine, &[]);
         let pump = tokio::spawn({
             let engine = engine.clone();
             async move {
                 while let Ok(pumped) = engine.pump().await {
                     let rest = tokio::time::sleep(pumped.next.max(Duration::from_millis(2)));
-                    tokio::select! { () = rest => {}, () = engine.due_earlier() => tokio::time::sleep(Duration::from_millis(2)).await }
+                    tokio::select! { () = rest => {}, () = notified.due_earlier() => tokio::time::sleep(Duration::from_millis(2)).await }
                 }
             }
         });
@@ -597,7 +598,7 @@ async fn turns() {
                 redis.push((cpu(server) - before) / jobs);
                 own.push((own_cpu() - own_before) / jobs);
                 if step == "publish" {
-                    engine.destroy(&queue("orders")).await.expect("destroyed");
+                    engine.destroy(&queue("orders"), Listing::Keep).await.expect("destroyed");
                 }
             }
         }

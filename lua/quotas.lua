@@ -13,7 +13,8 @@ local function namespace_called(name)
     local row = plain('HMGET', used_key, name, name .. '/jobs', name .. '/bytes', name .. '/elsewhere')
     local jobs, bytes, queues = string.match(row[1] or '', '^(%d+) (%d+) (%d+)$')
     known[name] = jobs and {
-      most = {tonumber(jobs), tonumber(bytes), tonumber(queues)}, names = base .. 'm/ns/' .. name, new = {}, new_queues = 0,
+      most = {tonumber(jobs), tonumber(bytes), tonumber(queues)}, names = base .. 'm/ns/' .. name,
+      new = {}, new_queues = 0,
       has = {tonumber(row[2]) or 0, math.max(tonumber(row[3]) or 0, 0)}, changes = {0, 0},
     } or false
     if jobs then

@@ -30,6 +30,8 @@ local answer = {part[1]}
 for arg = 5, #ARGV do
   local name, of = ARGV[arg], found[ARGV[arg]]
   local now = call('HMGET', KEYS[1], name .. '/jobs', name .. '/bytes')
-  for _, number in ipairs({of[1], of[2], tonumber(now[1]) or 0, tonumber(now[2]) or 0}) do answer[#answer + 1] = number end
+  for _, number in ipairs({of[1], of[2], tonumber(now[1]) or 0, tonumber(now[2]) or 0}) do
+    answer[#answer + 1] = number
+  end
 end
 return answer

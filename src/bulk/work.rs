@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::order::{Action, Order};
-use crate::engine::{By, Cursor, Engine, JobList, MAX_LISTED, Promoted, Revival, Revived, respawn};
+use crate::engine::{By, Cursor, Engine, JobList, Listing, MAX_LISTED, Promoted, Revival, Revived, respawn};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobState};
 use crate::search;
@@ -73,7 +73,7 @@ impl Work {
             Action::Delete => Some(self.engine.delete_dead(queue, limit).await?),
             // Deleted within the queue, so that a job delivered meanwhile is not affected.
             Action::Cancel(JobState::Ready) => {
-                self.engine.destroy(queue).await?;
+                self.engine.destroy(queue, Listing::Keep).await?;
                 Some(self.left)
             }
             _ => None,

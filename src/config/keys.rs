@@ -209,7 +209,8 @@ table! {
         /// Dormouse's own. Number of replicas of its Redis, or of each node of a cluster, that must have received a
         /// write before the reply; at most 5.
         "WaitReplicas" wait_replicas: u16 = 0, in 0..=5;
-        /// Dormouse's own. Queues of a pool in a cluster that use all partitions: `["shop/orders", "mail/*", "*/bulk-*"]`.
+        /// Dormouse's own. Queues of a pool in a cluster that use all partitions:
+        /// `["shop/orders", "mail/*", "*/bulk-*"]`.
         /// In a variable they are separated by commas.
         "Spread" spread: Vec<String> = Vec::new();
         /// Dormouse's own. Seconds of delay above which a job of a pool on Redis is packed; 0: never. Default: 600 in a

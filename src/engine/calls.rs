@@ -362,6 +362,13 @@ pub enum Released {
     Dead,
 }
 
+/// What becomes of the name of a queue whose ready jobs are deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listing {
+    Keep,
+    Delete,
+}
+
 /// Which dead jobs to respawn, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Respawn<'a> {

@@ -1,7 +1,6 @@
-//! Deletes a queue with all its jobs except running ones, and its name. Built on the methods of [`Engine`]: only the
-//! last step is specific to a store.
+//! Deletes a queue with all its jobs except running ones, and its name. Built on the methods of [`Engine`].
 
-use super::{Engine, JobList, MAX_LISTED};
+use super::{Engine, JobList, Listing, MAX_LISTED};
 use crate::error::{Error, Result};
 use crate::job::JobState;
 use crate::name::Queue;
@@ -26,6 +25,5 @@ pub async fn forget(engine: &dyn Engine, queue: &Queue) -> Result<()> {
     }
     engine.delete_dead(queue, u64::MAX).await?;
     // After the delayed jobs, because some may have become ready meanwhile.
-    engine.destroy(queue).await?;
-    engine.forget_queue(queue).await
+    engine.destroy(queue, Listing::Delete).await
 }

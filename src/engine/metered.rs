@@ -11,15 +11,15 @@ use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, Engine, Held, How, JobList, JobPage, Once, Placing, Promoted, Publication,
+    By, Consumed, Detail, Engine, Held, How, JobList, JobPage, Listing, Once, Placing, Promoted, Publication,
     Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
     Touched, Usage,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
-use crate::metrics::{Metrics, Operation, PoolMetrics};
-use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
+use crate::metrics::{Operation, PoolMetrics};
+use crate::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 
 /// An engine with metrics under its pool's name.
 #[derive(Debug)]
@@ -29,10 +29,8 @@ pub struct Metered {
 }
 
 impl Metered {
-    /// Wraps `inner`, and attaches the metrics as its observer.
-    pub fn new(inner: Arc<dyn Engine>, pool: &PoolName, metrics: &Metrics) -> Metered {
-        let metrics = metrics.engine.pool(pool);
-        inner.observe(metrics.clone());
+    /// Wraps `inner`, whose observer is the same metrics.
+    pub fn new(inner: Arc<dyn Engine>, metrics: Arc<PoolMetrics>) -> Metered {
         Metered { inner, metrics }
     }
 
@@ -191,16 +189,13 @@ impl Engine for Metered {
         self.step(Operation::Size, self.inner.size(queue, of)).await
     }
 
-    async fn destroy(&self, queue: &Queue) -> Result<()> {
-        let destroyed = self.step(Operation::Destroy, self.inner.destroy(queue)).await;
-        self.metrics.changed(queue);
+    async fn destroy(&self, queue: &Queue, listing: Listing) -> Result<()> {
+        let destroyed = self.step(Operation::Destroy, self.inner.destroy(queue, listing)).await;
+        match listing {
+            Listing::Delete if destroyed.is_ok() => self.metrics.forget(queue),
+            Listing::Delete | Listing::Keep => self.metrics.changed(queue),
+        }
         destroyed
-    }
-
-    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
-        self.step(Operation::ForgetQueue, self.inner.forget_queue(queue)).await?;
-        self.metrics.forget(queue);
-        Ok(())
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
@@ -234,10 +229,6 @@ impl Engine for Metered {
         Ok(pumped)
     }
 
-    async fn due_earlier(&self) {
-        self.inner.due_earlier().await;
-    }
-
     async fn list_queues(
         &self,
         namespace: &Namespace,
@@ -265,10 +256,6 @@ impl Engine for Metered {
 
     fn watch(&self, queue: &Queue) {
         self.inner.watch(queue);
-    }
-
-    fn observe(&self, observer: Arc<dyn Observer>) {
-        self.inner.observe(observer);
     }
 
     async fn check(&self) -> Result<()> {

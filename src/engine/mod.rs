@@ -65,20 +65,19 @@ pub mod together;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 pub use self::calls::{
-    By, Consumed, Cursor, Detail, Estimated, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once,
-    OnceKind, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView,
-    Quota, Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats,
-    Touched, Tries, Usage, delay_in_id,
+    By, Consumed, Cursor, Detail, Estimated, Fingerprint, Held, How, JobList, JobPage, Listing, OnConflict,
+    Once, OnceKind, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize,
+    QueueView, Quota, Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revival, Revived, Size,
+    SizeOf, Stats, Touched, Tries, Usage, delay_in_id,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
-use self::observer::Observer;
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -173,13 +172,10 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// Deletes all jobs that are ready at the time of the call; delayed, running and dead ones stay. In bounded steps,
     /// each atomic. A call of several steps that ends early, here and below, fails with
-    /// [`Partly`](crate::error::Error::Partly).
-    async fn destroy(&self, queue: &Queue) -> Result<()>;
-
-    /// Deletes the name of a queue from all lists. A queue with ready or dead jobs keeps its name, and one with delayed
-    /// jobs may. Running jobs continue. A job that is stored or returned later may add the name again.
-    /// [`forget`](forget::forget) empties the queue first.
-    async fn forget_queue(&self, queue: &Queue) -> Result<()>;
+    /// [`Partly`](crate::error::Error::Partly). The last step of [`Listing::Delete`] also deletes the name of the queue
+    /// from all lists, unless the queue has ready or dead jobs then; with delayed ones it may. A job that is stored or
+    /// returned later may add the name again.
+    async fn destroy(&self, queue: &Queue, listing: Listing) -> Result<()>;
 
     /// Makes dead jobs ready or delayed again: the oldest ones, in bounded steps, each atomic; or by id, each in its
     /// own atomic step with bounded work, for any number of dead jobs.
@@ -191,9 +187,6 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Moves due jobs, earliest first, up to the store's bound for one step: delayed ones and running ones with tries
     /// left become ready, other running ones dead.
     async fn pump(&self) -> Result<Pumped>;
-
-    /// Returns once this process has stored a job that is due earlier than the last pump's `next`.
-    async fn due_earlier(&self);
 
     /// Returns a page of a namespace's queues that jobs were published to, sorted by name: up to `limit`, 1 to
     /// [`MAX_LISTED`], after `after`. A store may drop queues that have been empty for long. Work and result of one
@@ -222,14 +215,12 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     async fn set_quotas(&self, quotas: &Quotas) -> Result<BTreeMap<Namespace, Usage>>;
 
     /// Attaches a notifier of queues that may have new ready jobs: called at once if this process made them ready, soon
-    /// if another process did and the queue is [watched](Engine::watch).
+    /// if another process did and the queue is [watched](Engine::watch). Also of jobs stored by this process that are
+    /// due before the next pump.
     fn attach(&self, notifier: Weak<dyn Notifier>);
 
     /// Watches a queue that a consumer waits for. The notifier says for how long.
     fn watch(&self, queue: &Queue);
-
-    /// Attaches an observer of events that no reply contains.
-    fn observe(&self, observer: Arc<dyn Observer>);
 
     /// Checks that the store serves requests. A full store does.
     async fn check(&self) -> Result<()>;

@@ -1,5 +1,6 @@
-//! Reports that a queue may have ready jobs, and which queues have waiting consumers. The dispatcher implements
-//! [`Notifier`]; it alone knows the consumers. Engines hold their notifiers in [`Notifiers`].
+//! What a store tells its callers: that a queue may have ready jobs, and that the pump must run earlier; and which
+//! queues have waiting consumers. The dispatcher and the pump implement [`Notifier`]; engines hold their notifiers in
+//! [`Notifiers`].
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -8,26 +9,35 @@ use parking_lot::RwLock;
 
 use crate::name::Queue;
 
-/// Receives notifications of ready jobs, and knows which queues consumers wait for.
+/// Receives notifications of jobs, and knows which queues consumers wait for. By default it ignores all, and no
+/// consumer waits.
 ///
 /// Every method returns at once and may be called from any thread.
 pub trait Notifier: Send + Sync + fmt::Debug {
     /// This queue may have ready jobs. A notification for nothing is allowed, and costs one fetch. A missing one
     /// is not: a consumer would sleep beside its job.
-    fn notify(&self, queue: &Queue);
+    fn notify(&self, _queue: &Queue) {}
 
     /// Every queue may have ready jobs: notifications may have been lost.
-    fn notify_all(&self);
+    fn notify_all(&self) {}
+
+    /// This process has stored a job that is due earlier than the last pump's [`next`](super::Pumped::next). A
+    /// notification for nothing is allowed, and costs one pump. A missing one makes the job late.
+    fn due_earlier(&self) {}
 
     /// Whether a consumer waits for this queue.
-    fn waits_for(&self, queue: &Queue) -> bool;
+    fn waits_for(&self, _queue: &Queue) -> bool {
+        false
+    }
 
     /// Every queue that a consumer waits for, each once.
-    fn waited_for(&self) -> Vec<Queue>;
+    fn waited_for(&self) -> Vec<Queue> {
+        Vec::new()
+    }
 }
 
-/// The notifiers of every dispatcher over one engine: usually one, and two while another pool migrates to this
-/// one. They are not kept alive: a dispatcher owns its engine, not the other way around.
+/// The notifiers of one engine: a dispatcher and a pump, and two of each while another pool migrates to this one. They
+/// are not kept alive: a dispatcher owns its engine, not the other way around.
 #[derive(Debug, Default)]
 pub struct Notifiers {
     all: RwLock<Vec<Weak<dyn Notifier>>>,
@@ -45,6 +55,10 @@ impl Notifiers {
 
     pub fn notify_all(&self) {
         self.each(|notifier| notifier.notify_all());
+    }
+
+    pub fn due_earlier(&self) {
+        self.each(|notifier| notifier.due_earlier());
     }
 
     /// Whether a consumer of any of them waits for this queue.

@@ -1,15 +1,13 @@
 //! Reports internal events of an engine to the metrics; everything else is counted from its replies
-//! ([`Metered`](super::metered::Metered)). Engines hold their observers in [`Observers`].
+//! ([`Metered`](super::metered::Metered)).
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
-
-use parking_lot::RwLock;
 
 use crate::name::Queue;
 
-/// Receives internal events of a store. Every method returns at once and may be called from any thread.
+/// Receives internal events of a store, which gets its observer when it is opened. Every method returns at once and may
+/// be called from any thread.
 pub trait Observer: Send + Sync + fmt::Debug {
     /// One step of the store has this number of jobs to publish.
     fn published_together(&self, jobs: usize);
@@ -33,19 +31,13 @@ pub trait Observer: Send + Sync + fmt::Debug {
     fn expired(&self, jobs: u64);
 }
 
-/// The observers of an engine: usually one, its pool's.
-#[derive(Debug, Default)]
-pub struct Observers(RwLock<Vec<Arc<dyn Observer>>>);
-
-impl Observers {
-    /// Adds an observer.
-    pub fn attach(&self, observer: Arc<dyn Observer>) {
-        self.0.write().push(observer);
-    }
-
-    pub fn tell(&self, what: impl Fn(&dyn Observer)) {
-        for observer in self.0.read().iter() {
-            what(&**observer);
-        }
-    }
+/// Ignores all events.
+impl Observer for () {
+    fn published_together(&self, _: usize) {}
+    fn acked_together(&self, _: usize) {}
+    fn synced(&self, _: Duration, _: usize) {}
+    fn waited(&self, _: Duration) {}
+    fn died(&self, _: &Queue, _: u64) {}
+    fn redelivered(&self, _: &Queue, _: u64) {}
+    fn expired(&self, _: u64) {}
 }

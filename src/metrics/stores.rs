@@ -61,7 +61,6 @@ operations! {
     ListJobs = "list_jobs",
     Size = "size",
     Destroy = "destroy",
-    ForgetQueue = "forget_queue",
     Respawn = "respawn",
     DeleteDead = "delete_dead",
     Pump = "pump",

@@ -8,11 +8,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use self::timer::Timer;
 use crate::clock::Millis;
 use crate::engine::Engine;
+use crate::engine::notifier::Notifier;
 use crate::outage::Outage;
 
 /// Minimum time between two pumps, unless more jobs are already due. Bounds the calls per second when jobs come due one
@@ -25,11 +28,26 @@ const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// Interval for rereading the store's clock during a long sleep.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Is notified while the pump sleeps.
+#[derive(Debug, Default)]
+struct Wake(Notify);
+
+impl Notifier for Wake {
+    fn due_earlier(&self) {
+        self.0.notify_one();
+    }
+}
+
 /// Pumps until `stop`, reporting the result of each step to `outage`. Fails only if its timer fails.
 pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, stop: CancellationToken) -> io::Result<()> {
     let mut timer = Timer::new()?;
     let mut retry = None;
+    let wake = Arc::new(Wake::default());
+    let notifier: Arc<dyn Notifier> = wake.clone();
+    engine.attach(Arc::downgrade(&notifier));
     while !stop.is_cancelled() {
+        // A pump that has not begun sees the jobs of earlier notifications.
+        let _ = wake.0.notified().now_or_never();
         // Read before the pump, since the store's clock may be set ahead during it.
         let (began, clock) = (Instant::now(), engine.now());
         let pumped = engine.pump().await;
@@ -50,7 +68,7 @@ pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, stop: Cancellatio
             biased;
             () = stop.cancelled() => return Ok(()),
             // During an outage nothing can be stored, so only the retry wakes the pump.
-            () = engine.due_earlier(), if retry.is_none() => {}
+            () = wake.0.notified(), if retry.is_none() => {}
             slept = sleep(&*engine, clock, wait, &mut timer) => slept?,
         }
         tokio::select! {

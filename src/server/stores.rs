@@ -19,6 +19,7 @@ use crate::engine::Engine;
 use crate::engine::disk::{DiskEngine, DiskOptions, FORMAT, Sync};
 use crate::engine::metered::Metered;
 use crate::engine::nodes::Nodes;
+use crate::engine::observer::Observer;
 use crate::engine::redis::{
     RedisAddress, RedisEngine, RedisOptions, SpreadRules, Unsafe, check_safety, look,
 };
@@ -115,6 +116,7 @@ pub async fn open_stores(
         let section = format!("[Pool.{name}]");
         let failed = |e: &dyn std::fmt::Display| ServerError::Pool(section.clone(), e.to_string());
         let name = PoolName::parse(name).map_err(|e| failed(&e))?;
+        let of_pool = metrics.engine.pool(&name);
         let (engine, outage, failed_for_good): Opened = match &pool.path {
             Some(path) => {
                 let (sync, mode) = match pool.sync {
@@ -128,6 +130,7 @@ pub async fn open_stores(
                     disk_timeout: Duration::from_secs(pool.disk_timeout),
                     cache: pool.block_cache.saturating_mul(1 << 20),
                     dead_ttl: Duration::from_secs(pool.dead_letter_ttl),
+                    observer: of_pool.clone(),
                     ready_budget: pool.ready_memory.saturating_mul(1 << 20) / READY_JOB,
                     ..DiskOptions::new(path, Arc::new(SystemClock::default()))
                 };
@@ -139,7 +142,7 @@ pub async fn open_stores(
                 let (pool_name, path) = (name.as_str(), path.display().to_string());
                 tracing::info!(pool = pool_name, kind = "disk", path, sync = mode, format = FORMAT, "pool");
                 stores.disks.insert(name.clone(), disk.clone());
-                metrics.engine.pool(&name).on_disk(pool.min_free_disk.saturating_mul(1 << 20));
+                of_pool.on_disk(pool.min_free_disk.saturating_mul(1 << 20));
                 let poisoned = disk.clone();
                 let failed_for_good = StoreEnd::Alone(Box::pin(async move { poisoned.poisoned().await }));
                 (disk, Outage::new(format!("pool {name}")), failed_for_good)
@@ -150,7 +153,7 @@ pub async fn open_stores(
                     if !config.allow_unsafe_redis {
                         check_safety(&address).await?;
                     }
-                    Ok(open_redis(address, &name, pool).await?)
+                    Ok(open_redis(address, &name, pool, of_pool.clone()).await?)
                 });
                 let (opened, nodes) = opened.await.map_err(|e| failed(&e))?;
                 stores.nodes.extend(nodes.map(|nodes| (name.clone(), nodes)));
@@ -158,9 +161,9 @@ pub async fn open_stores(
             }
         };
         if pool.wait_replicas > 0 {
-            metrics.engine.pool(&name).waits_for_replicas();
+            of_pool.waits_for_replicas();
         }
-        stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, &name, metrics)));
+        stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, of_pool)));
         stores.failures.push((format!("pool {name}"), failed_for_good));
         stores.outages.insert(name, outage);
     }
@@ -172,8 +175,9 @@ async fn open_redis(
     address: RedisAddress,
     name: &PoolName,
     pool: &PoolConfig,
+    observer: Arc<dyn Observer>,
 ) -> crate::error::Result<OpenedRedis> {
-    let options = redis_options(name.as_str(), pool);
+    let options = RedisOptions { observer, ..redis_options(name.as_str(), pool) };
     // The compiler limits how deeply futures nest without a box.
     let redis = Box::pin(RedisEngine::connect_with(address, name, &options)).await?;
     log_redis(name, pool, redis.version());
@@ -296,6 +300,7 @@ pub fn redis_options(name: &str, pool: &PoolConfig) -> RedisOptions {
         spread: SpreadRules(pool.spread.clone()),
         dead_ttl,
         pack_after,
+        ..RedisOptions::default()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::common::*;
 use crate::support::faults::{EIO, HANGS, fail, heal, shim};
 use dormouse::engine::disk::{DiskEngine, DiskOptions, OpenError, RawStore, RepairTo, Sync, repair};
 use dormouse::engine::{
-    Engine, Held, How, OnConflict, Placing, Publication, Published, Release, Revival, Tries,
+    Engine, Held, How, Listing, OnConflict, Placing, Publication, Published, Release, Revival, Tries,
 };
 use dormouse::error::Error;
 use dormouse::job::{JobRef, NewJob, Reason};
@@ -853,7 +853,7 @@ async fn a_destroy_deletes_jobs_that_cannot_be_read() {
         bad += u64::from(engine.inspect_stored(&job_ref(&q, n)).await.is_err());
     }
     assert!((1..JOBS).contains(&bad), "{bad} of {JOBS} cannot be read");
-    engine.destroy(&q).await.expect("destroyed");
+    engine.destroy(&q, Listing::Keep).await.expect("destroyed");
     for n in 0..JOBS {
         let found = engine.inspect_stored(&job_ref(&q, n)).await;
         assert!(matches!(found, Ok(None)), "job {n} is deleted: {found:?}");

@@ -12,8 +12,8 @@ use crate::support::model::ModelEngine;
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::DiskEngine;
 use dormouse::engine::{
-    By, Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, QueuePage,
-    QueueView, Release, Revival,
+    By, Engine, Held, How, JobList, Listing, OnConflict, Once, Placed, Placing, Publication, Published,
+    QueuePage, QueueView, Release, Revival,
 };
 use dormouse::error::Result;
 use dormouse::job::{Job, JobRef, JobState, JobView, NewJob, Reason, Receipt};
@@ -377,7 +377,7 @@ impl World {
             }
             Step::Destroy { queue: q } => {
                 let q = queue(QUEUES[*q]);
-                self.agree("destroy", async |e| e.destroy(&q).await).await;
+                self.agree("destroy", async |e| e.destroy(&q, Listing::Keep).await).await;
                 assert_eq!(self.agree("size", async |e| e.ready(&q).await).await, 0, "ready after a destroy");
             }
             Step::Pump => {

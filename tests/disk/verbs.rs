@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::common::*;
 use dormouse::engine::disk::{DiskEngine, Sync};
-use dormouse::engine::{Engine, Held, OnConflict, Once, Placing, Publication, Published, REMEMBERED};
+use dormouse::engine::{
+    Engine, Held, Listing, OnConflict, Once, Placing, Publication, Published, REMEMBERED,
+};
 use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey};
@@ -26,7 +28,7 @@ async fn what_was_done_before_the_store_closed_is_told() {
     }
     let call = tokio::spawn({
         let (engine, q) = (engine.clone(), q.clone());
-        async move { engine.destroy(&q).await }
+        async move { engine.destroy(&q, Listing::Keep).await }
     });
     while engine.ready(&q).await.expect("size") == 40_000 {}
     engine.close().await;

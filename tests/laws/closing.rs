@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use dormouse::engine::{By, JobList, Once, Publication, Release, Revival};
+use dormouse::engine::{By, JobList, Listing, Once, Publication, Release, Revival};
 use dormouse::error::{Error, Result};
 use dormouse::job::JobState;
 use dormouse::name::IdempotencyKey;
@@ -34,7 +34,7 @@ pub async fn after_close_every_verb_says_closed(s: &dyn Stage) {
     closed("release", engine.release(&name, receipt, Release::default()).await);
     closed("inspect", engine.inspect_job(&name).await);
     closed("promote", engine.promote(&q, By::Id(held.id)).await);
-    closed("forget_queue", engine.forget_queue(&q).await);
+    closed("destroy", engine.destroy(&q, Listing::Delete).await);
     closed("promote by key", engine.promote(&q, By::Key(&key)).await);
     let list = JobList { state: JobState::Ready, limit: 1, cursor: None, bodies: false };
     closed("list_jobs", engine.list_jobs(&q, list).await);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use dormouse::engine::Size;
+use dormouse::engine::{Listing, Size};
 use dormouse::name::Queue;
 
 use crate::stage::*;
@@ -37,7 +37,7 @@ pub async fn an_empty_dead_letter_says_so(s: &dyn Stage) {
         assert_eq!(dead, Size { jobs: 0, head: None }, "nobody died");
         assert_eq!(respawn(s, &q, 5, None).await, 0, "nothing to respawn");
         assert_eq!(ok("delete_dead", s.engine().delete_dead(&q, 5).await), 0, "nothing to delete");
-        ok("destroy", s.engine().destroy(&q).await);
+        ok("destroy", s.engine().destroy(&q, Listing::Keep).await);
         s.put(job(&q, "ready")).await;
     }
 }
@@ -168,7 +168,7 @@ pub async fn delete_dead_of_more_than_there_are_takes_all(s: &dyn Stage) {
 /// Guards against a destroy that deletes jobs which are not ready, or leaves bodies behind.
 pub async fn destroy_forgets_ready_jobs_only(s: &dyn Stage) {
     for (state, new) in s.one_in_each_state().await {
-        ok("destroy", s.engine().destroy(&new.queue).await);
+        ok("destroy", s.engine().destroy(&new.queue, Listing::Keep).await);
         assert_eq!(s.find(&new).await.is_some(), state != "ready", "a {state} job after destroy");
         assert_eq!(s.size(&new.queue).await, 0, "ready jobs after destroy");
         assert_eq!(s.dead(&new.queue).await, u64::from(state == "dead"), "dead jobs after destroy, {state}");
@@ -179,7 +179,7 @@ pub async fn destroy_forgets_ready_jobs_only(s: &dyn Stage) {
     s.take_one(&q, SHORT).await;
     s.put(job(&q, "ready")).await;
     let neighbour = s.put(job(&queue("q2"), "neighbour")).await;
-    ok("destroy", s.engine().destroy(&q).await);
+    ok("destroy", s.engine().destroy(&q, Listing::Keep).await);
     s.put(job(&q, "new")).await;
     s.pass(SHORT).await;
     let mut left = s.drain(&q).await;
@@ -192,7 +192,7 @@ pub async fn destroy_forgets_ready_jobs_only(s: &dyn Stage) {
 pub async fn destroy_forgets_many(s: &dyn Stage) {
     let q = queue("q");
     let jobs = s.put_all(numbered(&q, 1500)).await;
-    ok("destroy", s.engine().destroy(&q).await);
+    ok("destroy", s.engine().destroy(&q, Listing::Keep).await);
     assert_eq!((s.size(&q).await, s.take(&q, 9, LONG).await), (0, vec![]), "all are deleted");
     for new in [&jobs[0], &jobs[700], &jobs[1499]] {
         assert_eq!(s.find(new).await, None, "with their bodies");

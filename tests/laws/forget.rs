@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dormouse::engine::Listing;
 use dormouse::engine::forget::forget;
 
 use crate::stage::*;
@@ -64,16 +65,17 @@ impl<T> IsDone for dormouse::engine::Held<T> {
     }
 }
 
-/// Guards against deleting the name of a queue with jobs, which would then appear in no list.
+/// Guards against deleting the name of a queue with jobs, which would then appear in no list, and against deleting it
+/// with every destroy.
 pub async fn the_name_of_a_queue_in_use_stays(s: &dyn Stage) {
     let q = queue("q");
-    for name in ["ready", "dead"] {
-        match name {
-            "ready" => drop(s.put(job(&q, "x")).await),
-            _ => drop(s.kill(&q, [job(&q, "x")]).await),
-        }
-        ok("forget_queue", s.engine().forget_queue(&q).await);
-        assert_eq!(is_listed(s, &q).await, (true, true), "it has a {name} job");
-        s.drain(&q).await;
-    }
+    s.put(job(&q, "ready")).await;
+    ok("destroy", s.engine().destroy(&q, Listing::Keep).await);
+    assert_eq!(is_listed(s, &q).await, (true, true), "only its jobs are deleted");
+    s.kill(&q, [job(&q, "dead")]).await;
+    ok("destroy", s.engine().destroy(&q, Listing::Delete).await);
+    assert_eq!(is_listed(s, &q).await, (true, true), "it has a dead job");
+    ok("delete_dead", s.engine().delete_dead(&q, 1).await);
+    ok("destroy", s.engine().destroy(&q, Listing::Delete).await);
+    assert_eq!(is_listed(s, &q).await, (false, false), "it has no job");
 }

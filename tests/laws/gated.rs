@@ -2,18 +2,17 @@
 //! can suppress notifications, and can be unavailable or hang as a whole.
 
 use std::collections::BTreeMap;
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::Millis;
 use dormouse::engine::delays::{DelayCount, Delays};
 use dormouse::engine::notifier::Notifier;
-use dormouse::engine::observer::Observer;
 use dormouse::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Usage,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Listing, Once, Promoted, Publication, Published,
+    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Usage,
 };
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -318,14 +317,9 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.size(queue, of).await
     }
 
-    async fn destroy(&self, queue: &Queue) -> Result<()> {
+    async fn destroy(&self, queue: &Queue, listing: Listing) -> Result<()> {
         self.up().await?;
-        self.inner.destroy(queue).await
-    }
-
-    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
-        self.up().await?;
-        self.inner.forget_queue(queue).await
+        self.inner.destroy(queue, listing).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
@@ -341,10 +335,6 @@ impl<E: Engine> Engine for Gated<E> {
     async fn pump(&self) -> Result<Pumped> {
         self.up().await?;
         self.inner.pump().await
-    }
-
-    async fn due_earlier(&self) {
-        self.inner.due_earlier().await
     }
 
     async fn list_queues(
@@ -379,10 +369,6 @@ impl<E: Engine> Engine for Gated<E> {
 
     fn watch(&self, queue: &Queue) {
         self.inner.watch(queue);
-    }
-
-    fn observe(&self, observer: Arc<dyn Observer>) {
-        self.inner.observe(observer);
     }
 
     async fn check(&self) -> Result<()> {

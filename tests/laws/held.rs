@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse::engine::{Engine, Held, Release, Released, Touched, Tries};
+use dormouse::engine::{Engine, Held, Listing, Release, Released, Touched, Tries};
 use dormouse::job::{Job, JobState, Reason, Receipt};
 use parking_lot::Mutex;
 
@@ -122,7 +122,7 @@ pub async fn the_receipt_that_is_valid_is_told_to_whoever_had_one(s: &dyn Stage)
         s.advance(SHORT).await;
         assert_eq!(s.receipt(&held, held.tries_left).await, None, "its ttr has ended, before any pump");
         s.pump().await;
-        s.engine().destroy(&q).await.expect("a clean queue");
+        s.engine().destroy(&q, Listing::Keep).await.expect("a clean queue");
     }
 }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use dormouse::engine::{
-    By, Detail, Held, How, OnConflict, Placed, Publication, Published, Release, Released, Revival,
+    By, Detail, Held, How, Listing, OnConflict, Placed, Publication, Published, Release, Released, Revival,
 };
 use dormouse::job::{JobId, JobRef, JobState};
 use dormouse::name::Queue;
@@ -152,7 +152,7 @@ pub async fn a_key_is_free_with_the_end_of_its_job(s: &dyn Stage) {
                 assert!(s.ack_held(&held, held.proof()).await, "it is held");
             }
             "cancel" => assert!(ok("cancel_key", s.engine().cancel_key(&q, &job_key("k")).await)),
-            "destroy" => ok("destroy", s.engine().destroy(&q).await),
+            "destroy" => ok("destroy", s.engine().destroy(&q, Listing::Keep).await),
             "republish" => ok("republish", s.engine().republish(old.clone(), job(&q, "x").make(s)).await),
             "replace" => {
                 let jobs = vec![job(&q, "x").key_or("k", OnConflict::Fail).placing(s)];

@@ -6,7 +6,8 @@
 //!   without arguments that returns an `impl Stage`.
 //! - `laws!(name, constructor, virtual_time)` adds the laws that need a manual clock.
 //! - `laws!(name, constructor, verbs)` adds the laws of verbs that lmstfy does not have.
-//! - `laws_of!(name, constructor, part)` makes one test for each law of a part with its own kind of stage: `dead_age`.
+//! - `laws_of!(name, constructor, part)` makes one test for each law of a part with its own kind of stage: `dead_age`,
+//!   `observer`.
 //! - `laws_together!(name, constructor, keep, verbs)` makes one test of all laws, for stages that share a store.
 //! - `settings_laws!(name, constructor)` makes one test for each law of a settings store.
 //! - `admin_laws!(name, constructor)` makes one test for each law of an admin store, and `admin_laws_together!(name,
@@ -33,6 +34,7 @@ mod keys;
 mod lists;
 mod names;
 mod notifier;
+mod observer;
 mod once;
 mod peek;
 mod promote;
@@ -304,7 +306,6 @@ macro_rules! law_list {
                 delays_are_counted_by_when_they_end,
                 delays_of_many_jobs_are_counted_in_parts,
                 a_job_says_when_it_was_due,
-                what_no_answer_says_is_told_to_observers,
                 after_close_every_call_says_closed,
                 close_twice_is_fine,
             }
@@ -329,6 +330,13 @@ macro_rules! more_laws {
                 every_death_has_an_age,
                 a_respawned_job_has_its_own_ttl,
                 only_the_dead_have_an_age,
+            }
+        }
+    };
+    ($run:ident, observer, $stage:expr) => {
+        $crate::$run! { $stage;
+            observer {
+                what_no_answer_says_is_told_to_the_observer,
             }
         }
     };

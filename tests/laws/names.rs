@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use dormouse::engine::Listing;
 use dormouse::job::NewJob;
 
 use crate::stage::*;
@@ -13,7 +14,7 @@ pub async fn the_same_queue_name_in_two_namespaces_does_not_mix(s: &dyn Stage) {
     s.put(job(&a, "in a")).await;
     s.kill(&b, [job(&b, "dead in b")]).await;
     s.put(job(&b, "in b").delay(SHORT)).await;
-    ok("destroy", s.engine().destroy(&b).await);
+    ok("destroy", s.engine().destroy(&b, Listing::Keep).await);
     s.pass(SHORT).await;
     assert_eq!((s.size(&a).await, s.dead(&a).await), (1, 0), "ready and dead in a");
     assert_eq!((s.size(&b).await, s.dead(&b).await), (1, 1), "ready and dead in b");

@@ -5,7 +5,8 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use dormouse::engine::{
-    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, Tries, Usage,
+    How, Listing, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, Tries,
+    Usage,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
@@ -120,7 +121,7 @@ pub async fn jobs_count_in_every_state_and_everything_else_goes_on(s: &dyn Stage
     let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     ok("respawn by id", s.engine().respawn_jobs(&q, &[dead.id], revival).await);
     refused(publish(s, [job(&q, "x")]).await, "jobs", "after a respawn");
-    ok("destroy", s.engine().destroy(&q).await);
+    ok("destroy", s.engine().destroy(&q, Listing::Keep).await);
     ok("three fit after a destroy", publish(s, ["a", "b", "c"].map(|body| job(&q, body))).await);
     refused(publish(s, [job(&q, "x")]).await, "jobs", "beside the delayed one");
 }

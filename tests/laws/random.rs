@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::clock::ManualClock;
-use dormouse::engine::Engine;
+use dormouse::engine::{Engine, Listing};
 use dormouse::job::{Job, JobRef, NewJob, Receipt};
 use dormouse::name::{Queue, QueueList};
 use proptest::prelude::Rng;
@@ -291,7 +291,8 @@ impl Run<'_> {
         self.log.push(format!("bulk {kind} of {q}, limit {limit}, ttl {ttl:?}"));
         let counts = match kind {
             0 => {
-                let answers = (engine.destroy(&q).await, self.model.destroy(&q).await);
+                let answers =
+                    (engine.destroy(&q, Listing::Keep).await, self.model.destroy(&q, Listing::Keep).await);
                 (u64::from(answers.0.is_ok()), u64::from(answers.1.is_ok()))
             }
             1 => (

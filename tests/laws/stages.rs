@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::admin_stage::{AdminStage, MemoryAdmin, open_admin};
 use crate::dead_age::AGE;
+use crate::observer::Told;
 use crate::settings_stage::{MemorySettings, SettingsStage};
 use crate::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
 use crate::support::disk_store::open_disk;
@@ -40,7 +41,7 @@ const PACK_AFTER: Duration = Duration::from_millis(1);
 const SPREAD: Differences = Differences { renames: true, ..REDIS };
 
 fn metered(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
-    Arc::new(Metered::new(engine, &PoolName::default_pool(), &Metrics::default()))
+    Arc::new(Metered::new(engine, Metrics::default().engine.pool(&PoolName::default_pool())))
 }
 
 pub fn virtual_disk() -> (Arc<DiskEngine>, Arc<ManualClock>, TempDir) {
@@ -87,30 +88,57 @@ async fn model_with_dead_age() -> impl Stage {
     VirtualStage::new(Arc::new(model), clock, ())
 }
 
-async fn disk_with_dead_age() -> impl Stage {
+async fn disk_with(options: impl FnOnce(DiskOptions) -> DiskOptions) -> impl Stage {
     let (clock, dir) = (manual_clock(), TempDir::new().expect("a temporary directory"));
-    let options = DiskOptions { dead_ttl: AGE, ..DiskOptions::new(dir.path().join("jobs"), clock.clone()) };
+    let options = options(DiskOptions::new(dir.path().join("jobs"), clock.clone()));
     disk_stage(DiskEngine::open(options).expect("an empty directory opens"), clock, dir)
 }
 
-async fn redis_with_dead_age() -> impl Stage {
+async fn disk_with_dead_age() -> impl Stage {
+    disk_with(|options| DiskOptions { dead_ttl: AGE, ..options }).await
+}
+
+async fn redis_with(options: RedisOptions) -> impl Stage {
     let redis = RedisServer::start();
-    let options = RedisOptions { dead_ttl: AGE, ..RedisOptions::default() };
     let engine = RedisEngine::connect_with(redis.address(), &PoolName::default_pool(), &options).await;
     RealStage::new(engine.expect("the Redis answers"), REDIS, redis)
+}
+
+async fn redis_with_dead_age() -> impl Stage {
+    redis_with(RedisOptions { dead_ttl: AGE, ..RedisOptions::default() }).await
 }
 
 /// Returns a stage that packs delayed jobs.
 async fn redis_packed() -> impl Stage {
-    let redis = RedisServer::start();
-    let options = RedisOptions { pack_after: PACK_AFTER, ..RedisOptions::default() };
-    let engine = RedisEngine::connect_with(redis.address(), &PoolName::default_pool(), &options).await;
-    RealStage::new(engine.expect("the Redis answers"), REDIS, redis)
+    redis_with(RedisOptions { pack_after: PACK_AFTER, ..RedisOptions::default() }).await
+}
+
+async fn observed_model() -> (impl Stage, Arc<Told>) {
+    let (clock, told) = (manual_clock(), Arc::new(Told::default()));
+    let mut model = ModelEngine::new(clock.clone());
+    model.observer = told.clone();
+    (VirtualStage::new(Arc::new(model), clock, ()), told)
+}
+
+async fn observed_disk() -> (impl Stage, Arc<Told>) {
+    let told = Arc::new(Told::default());
+    let observer = told.clone();
+    (disk_with(move |options| DiskOptions { observer, ..options }).await, told)
+}
+
+async fn observed_redis() -> (impl Stage, Arc<Told>) {
+    let told = Arc::new(Told::default());
+    (redis_with(RedisOptions { observer: told.clone(), ..RedisOptions::default() }).await, told)
+}
+
+async fn observed_cluster() -> (impl Stage, Arc<Told>) {
+    let told = Arc::new(Told::default());
+    let (engine, cluster) = open_cluster_with(RedisOptions { observer: told.clone(), ..all_queues() }).await;
+    (RealStage::new(engine, SPREAD, cluster), told)
 }
 
 async fn redis() -> impl Stage {
-    let (engine, server) = open_redis().await;
-    RealStage::new(engine, REDIS, server)
+    redis_with(RedisOptions::default()).await
 }
 
 /// Returns the cluster shared by all stages that use one.
@@ -272,6 +300,10 @@ crate::laws_of!(on_model_with_dead_age, model_with_dead_age, dead_age);
 crate::laws_of!(on_disk_with_dead_age, disk_with_dead_age, dead_age);
 crate::laws_of!(on_redis_with_dead_age, redis_with_dead_age, dead_age);
 crate::laws_of_together!(on_cluster_with_dead_age, cluster_with_dead_age, shared_cluster().await, dead_age);
+crate::laws_of!(on_model_observed, observed_model, observer);
+crate::laws_of!(on_disk_observed, observed_disk, observer);
+crate::laws_of!(on_redis_observed, observed_redis, observer);
+crate::laws_of_together!(on_cluster_observed, observed_cluster, shared_cluster().await, observer);
 crate::laws_together!(on_cluster, cluster, shared_cluster().await, verbs);
 crate::spread_laws_together!(on_cluster_spread, cluster_spread, shared_cluster().await);
 crate::spread_laws_together!(on_cluster_packed, cluster_packed, shared_cluster().await);

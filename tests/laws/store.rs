@@ -1,16 +1,12 @@
 //! Laws of the store as a whole: health check, statistics, closing.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::clock::Millis;
 use dormouse::engine::delays::{DelayCount, DelayedOf, Delays};
-use dormouse::engine::observer::Observer;
-use dormouse::engine::{Held, QueueSize, Release, Released};
+use dormouse::engine::{Held, Listing, QueueSize, Release, Released};
 use dormouse::error::{Error, Result};
 use dormouse::name::Queue;
-use parking_lot::Mutex;
 
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
@@ -186,80 +182,6 @@ pub async fn a_job_says_when_it_was_due(s: &dyn Stage) {
     assert_eq!(s.take_one(&q, LONG).await.due, due_at, "at the end of its release");
 }
 
-/// Events reported to an observer.
-#[derive(Debug, Default)]
-struct Told(Mutex<BTreeMap<(&'static str, String), u64>>);
-
-impl Told {
-    fn add(&self, what: &'static str, of: &str, jobs: u64) {
-        if jobs > 0 {
-            *self.0.lock().entry((what, of.into())).or_default() += jobs;
-        }
-    }
-
-    fn of(&self, what: &'static str, of: &str) -> u64 {
-        self.0.lock().get(&(what, of.to_owned())).copied().unwrap_or(0)
-    }
-}
-
-impl Observer for Told {
-    fn published_together(&self, jobs: usize) {
-        self.add("published", "", jobs as u64);
-    }
-
-    fn acked_together(&self, jobs: usize) {
-        self.add("acked", "", jobs as u64);
-    }
-
-    fn synced(&self, _: Duration, calls: usize) {
-        self.add("synced", "", calls as u64);
-    }
-
-    fn waited(&self, took: Duration) {
-        self.add("waited", "", took.as_millis() as u64);
-    }
-
-    fn died(&self, queue: &Queue, jobs: u64) {
-        self.add("died", queue.name.as_str(), jobs);
-    }
-
-    fn redelivered(&self, queue: &Queue, jobs: u64) {
-        self.add("redelivered", queue.name.as_str(), jobs);
-    }
-
-    fn expired(&self, jobs: u64) {
-        self.add("expired", "", jobs);
-    }
-}
-
-/// Guards against death counters that depend on which server notices, and that count a due delay as a delivery.
-pub async fn what_no_answer_says_is_told_to_observers(s: &dyn Stage) {
-    let (told, twice, once) = (Arc::new(Told::default()), queue("twice"), queue("once"));
-    s.engine().observe(told.clone());
-    s.put_all((0..3).map(|n| job(&twice, n.to_string()).tries(2).delay(SHORT))).await;
-    s.put(job(&once, "dies")).await;
-    s.put(job(&once, "is acked")).await;
-    s.pass(SHORT).await;
-    assert_eq!((told.of("redelivered", "twice"), told.of("died", "once")), (0, 0), "only delays have ended");
-    s.take(&twice, 2, SHORT).await;
-    let taken = s.take(&once, 2, SHORT).await;
-    s.ack(&taken[1]).await;
-    s.pass(SHORT).await;
-    assert_eq!((told.of("redelivered", "twice"), told.of("died", "twice")), (2, 0), "two came back of three");
-    assert_eq!(
-        (told.of("redelivered", "once"), told.of("died", "once")),
-        (0, 1),
-        "one try, and one was acked"
-    );
-    s.take(&twice, 9, SHORT).await;
-    s.pass(SHORT).await;
-    assert_eq!(
-        (told.of("redelivered", "twice"), told.of("died", "twice")),
-        (3, 2),
-        "and then they were dead"
-    );
-}
-
 fn closed<T: std::fmt::Debug>(what: &str, answer: Result<T>) {
     assert!(matches!(answer, Err(Error::Closed)), "{what} after close answered {answer:?}");
 }
@@ -278,7 +200,7 @@ pub async fn after_close_every_call_says_closed(s: &dyn Stage) {
     closed("peek", engine.peek(&q).await);
     closed("inspect_stored", engine.inspect_stored(&stored.name()).await);
     closed("size", engine.ready(&q).await);
-    closed("destroy", engine.destroy(&q).await);
+    closed("destroy", engine.destroy(&q, Listing::Keep).await);
     closed("dead_letter", engine.dead_letter(&q).await);
     closed("respawn", engine.respawn_oldest(&q, 1, None).await);
     closed("delete_dead", engine.delete_dead(&q, 1).await);

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::stage::*;
+use crate::support::notified::Notified;
 
 /// Guards against a delayed job that is visible to consumers, or never becomes so.
 pub async fn a_delayed_job_is_not_handed_out_before_it_is_due(s: &dyn Stage) {
@@ -126,17 +127,16 @@ pub async fn the_pump_stops_at_its_bound_and_goes_on_next_time(s: &dyn Stage) {
 /// Guards against a pump that sleeps while an earlier job becomes due, even if it was published between the last call
 /// and the sleep.
 pub async fn an_earlier_publish_wakes_the_pump(s: &dyn Stage) {
-    let q = queue("q");
+    let (q, notified) = (queue("q"), Notified::attach(&*s.engine(), &[]));
     s.put(job(&q, "far").delay(LONG)).await;
     s.pump().await;
     s.put(job(&q, "before").delay(SHORT * 5)).await;
-    let woken = tokio::time::timeout(TIMEOUT, s.engine().due_earlier()).await;
+    let woken = tokio::time::timeout(TIMEOUT, notified.due_earlier()).await;
     assert!(woken.is_ok(), "a publish before the pump slept should wake it within {TIMEOUT:?}");
     s.pump().await;
-    let engine = s.engine();
-    let mut asleep = std::pin::pin!(engine.due_earlier());
+    let mut asleep = std::pin::pin!(notified.due_earlier());
     while ready_now(&mut asleep).await {
-        asleep.set(engine.due_earlier()); // a wake-up left from before the pump
+        asleep.set(notified.due_earlier()); // a wake-up left from before the pump
     }
     s.put(job(&q, "while").delay(Duration::from_millis(10))).await;
     let woken = tokio::time::timeout(TIMEOUT, asleep).await;
@@ -145,12 +145,12 @@ pub async fn an_earlier_publish_wakes_the_pump(s: &dyn Stage) {
 
 /// Guards against a running job redelivered late because its ttr ends before the next delayed job.
 pub async fn a_short_ttr_wakes_the_pump(s: &dyn Stage) {
-    let q = queue("q");
+    let (q, notified) = (queue("q"), Notified::attach(&*s.engine(), &[]));
     s.put(job(&q, "far").delay(LONG)).await;
     s.put(job(&q, "ready")).await;
     s.pump().await;
     s.take_one(&q, Duration::from_millis(100)).await;
-    let woken = tokio::time::timeout(TIMEOUT, s.engine().due_earlier()).await;
+    let woken = tokio::time::timeout(TIMEOUT, notified.due_earlier()).await;
     assert!(
         woken.is_ok(),
         "a ttr that ends before the next delayed job should wake the pump within {TIMEOUT:?}"
@@ -160,20 +160,19 @@ pub async fn a_short_ttr_wakes_the_pump(s: &dyn Stage) {
 /// Guards against a pump that wakes for every publish. A wake-up left from before the last pump is allowed: it costs
 /// one call.
 pub async fn a_later_publish_does_not_wake_the_pump(s: &dyn Stage) {
-    let q = queue("q");
+    let (q, notified) = (queue("q"), Notified::attach(&*s.engine(), &[]));
     s.put(job(&q, "near").delay(LONG)).await;
     s.pump().await;
-    wakes(s).await;
+    wakes(&notified).await;
     s.put(job(&q, "later").delay(LONG * 2)).await;
     s.put(job(&q, "ready")).await;
     s.take_one(&q, LONG * 2).await;
-    assert!(!wakes(s).await, "nothing is due earlier than the pump knows");
+    assert!(!wakes(&notified).await, "nothing is due earlier than the pump knows");
 }
 
 /// Whether the pump is woken now.
-async fn wakes(s: &dyn Stage) -> bool {
-    let engine = s.engine();
-    ready_now(&mut std::pin::pin!(engine.due_earlier())).await
+async fn wakes(notified: &Notified) -> bool {
+    ready_now(&mut std::pin::pin!(notified.due_earlier())).await
 }
 
 /// Whether this future ends without anything else happening first.

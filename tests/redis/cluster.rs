@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{RedisAddress, RedisEngine, RedisOptions, check_safety};
-use dormouse::engine::{Engine, OnConflict, Once, Placing, Publication, Release, Respawn, Revival};
+use dormouse::engine::{Engine, Listing, OnConflict, Once, Placing, Publication, Release, Respawn, Revival};
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
@@ -230,6 +230,33 @@ async fn a_slot_that_moves_for_long_is_told_of_and_others_do_not_notice() {
     assert_eq!(bodies, ["before", "waited"], "nothing else was stored");
 }
 
+/// Guards against a paused queue that resumes, because only the open of a single Redis looked for what this version
+/// keeps elsewhere.
+#[tokio::test]
+async fn what_an_earlier_version_has_paused_or_scheduled_is_not_ignored() {
+    let cluster = RedisCluster::start();
+    let (engine, q) = (open(&cluster).await, queue("orders"));
+    put(&engine, &q, "stays").await.expect("published");
+    engine.close().await;
+    let ready = format!("q/{}/{}", q.namespace, q.name);
+    let keys_of = |server: usize| cluster.tell::<Vec<String>>(server, &["KEYS", "p{*"]);
+    let found = (0..cluster.servers.len()).find_map(|server| {
+        let base = keys_of(server).into_iter().find_map(|key| key.strip_suffix(&ready).map(str::to_owned));
+        base.map(|base| (server, base))
+    });
+    let (server, base) = found.expect("a node has the queue");
+    for name in ["paused", "due", "quotas"] {
+        let key = format!("{base}dormouse/{name}");
+        cluster.tell::<()>(server, &["SET", &key, "x"]);
+        let refused = connect(cluster.address(), PARTITIONS).await;
+        let why = refused.expect_err("it is refused").to_string();
+        assert!(why.contains(&key), "{key}: {why}");
+        cluster.tell::<u64>(server, &["DEL", &key]);
+    }
+    let engine = open(&cluster).await;
+    assert_eq!(take(&engine, &q).await.expect("consumed").len(), 1, "the pool is unchanged");
+}
+
 /// Returns every key of a node with its value.
 fn dump(cluster: &RedisCluster, server: usize) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let keys: Vec<Vec<u8>> = cluster.tell(server, &["KEYS", "*"]);
@@ -286,7 +313,7 @@ async fn every_call_is_rejected_while_its_slot_migrates_and_changes_nothing() {
         engine.ack_job(name(1)),
         engine.ack(&q, &receipts),
         engine.cancel_key(&q, &key),
-        engine.destroy(&q),
+        engine.destroy(&q, Listing::Keep),
         engine.respawn(&q, Respawn::Jobs(&dead, revival)),
     );
     let others = tokio::join!(

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{RedisEngine, RedisOptions, SpreadRules};
 use dormouse::engine::{
-    By, Detail, Engine, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, Respawn,
-    SizeOf,
+    By, Detail, Engine, How, JobList, Listing, OnConflict, Once, Placed, Placing, Publication, Published,
+    Respawn, SizeOf,
 };
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, JobState, NewJob};
@@ -429,6 +429,6 @@ async fn the_dead_letter_of_a_spread_queue_is_that_of_all_partitions() {
     assert_eq!(engine.delete_dead(&q, 4).await.expect("deleted"), 4);
     assert_eq!(engine.size(&q, SizeOf::Dead).await.expect("sized").jobs, 2);
     assert_eq!(engine.size(&q, SizeOf::Ready).await.expect("sized").jobs, 10);
-    engine.destroy(&q).await.expect("destroyed");
+    engine.destroy(&q, Listing::Keep).await.expect("destroyed");
     assert_eq!(engine.size(&q, SizeOf::Ready).await.expect("sized").jobs, 0);
 }

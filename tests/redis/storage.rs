@@ -12,7 +12,7 @@ use crate::support::redis_server::RedisServer;
 use bytes::Bytes;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey};
 use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
-use dormouse::engine::{Engine, Held, Once, Placing, Publication, Pumped, Quota, Quotas, Release};
+use dormouse::engine::{Engine, Held, Listing, Once, Placing, Publication, Pumped, Quota, Quotas, Release};
 use dormouse::error::Error;
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
 use dormouse::name::{IdempotencyKey, Namespace, PoolName, Queue, QueueList, Token};
@@ -631,8 +631,8 @@ async fn destroy_drops_what_is_ready_and_nothing_else() {
     }
     take(&engine, &q, 1, TTR).await;
     engine.publish(vec![NewJob { delay: TTR, ..job(&q, id(9001), "x") }].into()).await.expect("published");
-    engine.destroy(&q).await.expect("destroyed");
-    engine.destroy(&q).await.expect("an empty queue too");
+    engine.destroy(&q, Listing::Keep).await.expect("destroyed");
+    engine.destroy(&q, Listing::Keep).await.expect("an empty queue too");
     let keys: Vec<String> = conn.keys("j/*").expect("KEYS");
     assert_eq!(keys.len(), 2, "the running and the delayed job are left: {keys:?}");
     assert_eq!(conn.keys::<_, Vec<String>>("dormouse/*"), Ok(vec![]), "nothing is left set aside");
@@ -803,7 +803,7 @@ async fn a_queue_that_is_no_list_takes_no_other_queues_jobs_with_it() {
     assert_eq!(timers(conn).len(), 1, "and armed");
     let refused = consume::consume(&*engine, &bad.clone().into(), &[TTR]).await;
     assert!(refused.is_err(), "from the other alone: expected an error, came {refused:?}");
-    engine.destroy(&bad).await.expect_err("not a list");
+    engine.destroy(&bad, Listing::Keep).await.expect_err("not a list");
     assert_eq!(conn.get::<_, String>("q/shop/bad"), Ok("not a list".into()), "it is not ours to drop");
 
     let _: u64 = conn.del("q/shop/good").expect("DEL");
@@ -876,7 +876,7 @@ async fn a_destroy_whose_caller_leaves_is_finished() {
     let (q, conn) = (queue("orders"), &mut server.connection());
     let elements: Vec<Vec<u8>> = (0..20_000).map(|n| element(1, &id(n).to_string())).collect();
     let _: u64 = conn.lpush("q/shop/orders", &elements).expect("LPUSH");
-    let left = tokio::time::timeout(Duration::from_millis(1), engine.destroy(&q)).await;
+    let left = tokio::time::timeout(Duration::from_millis(1), engine.destroy(&q, Listing::Keep)).await;
     drop(left); // the destroy may have ended already
     engine.close().await;
     let keys: Vec<String> = conn.keys("*").expect("KEYS");

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use dormouse::admin::redis::RedisAdmin;
 use dormouse::admin::{AdminStore, Scope, TokenKey};
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
-use dormouse::engine::{Engine, OnConflict, Placing, Publication};
+use dormouse::engine::{Engine, Listing, OnConflict, Placing, Publication};
 use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
 use dormouse::name::{JobKey, Namespace, PoolName, Queue, Token};
@@ -79,7 +79,7 @@ async fn all_work(engine: &Arc<RedisEngine>) -> BTreeMap<&'static str, Duration>
     until_it_works!("delete_dead", engine.delete_dead(&q, 1).await);
     until_it_works!("dead_letter", engine.dead_letter(&q).await);
     until_it_works!("stats", engine.stats().await);
-    until_it_works!("destroy", engine.destroy(&q).await);
+    until_it_works!("destroy", engine.destroy(&q, Listing::Keep).await);
     until_it_works!("check", engine.check().await);
     took
 }

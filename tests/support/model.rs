@@ -10,17 +10,17 @@ use async_trait::async_trait;
 use dormouse::clock::{Clock, Millis};
 use dormouse::engine::delays::{DelayCount, DelayedOf, Delays};
 use dormouse::engine::notifier::{Notifier, Notifiers};
-use dormouse::engine::observer::{Observer, Observers};
+use dormouse::engine::observer::Observer;
 use dormouse::engine::{
-    By, Consumed, Cursor, Detail, Engine, Estimated, Fingerprint, Held, How, JobList, JobPage, OnConflict,
-    Once, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas,
-    Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Tries, Usage,
+    By, Consumed, Cursor, Detail, Engine, Estimated, Fingerprint, Held, How, JobList, JobPage, Listing,
+    OnConflict, Once, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize,
+    QueueView, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Tries,
+    Usage,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
 use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueList, QueueName};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::Notify;
 
 /// The name of a published or consumed job.
 pub trait Named {
@@ -56,9 +56,8 @@ pub struct ModelEngine {
     clock: Arc<dyn Clock>,
     state: Mutex<Jobs>,
     notifiers: Notifiers,
-    observers: Observers,
-    /// Notified whenever a timer is set.
-    armed: Notify,
+    /// Receives internal events of the store.
+    pub observer: Arc<dyn Observer>,
     /// Like stores that detect an expired job only when its timer is due: until then the timer counts in `stats`, and
     /// the pump that removes it counts it as moved.
     pub expired_timers_stay: bool,
@@ -403,17 +402,28 @@ impl ModelEngine {
             clock,
             state: Mutex::default(),
             notifiers: Notifiers::default(),
-            observers: Observers::default(),
-            armed: Notify::new(),
+            observer: Arc::new(()),
             expired_timers_stay: false,
             pump: 500,
             dead_ttl: None,
         }
     }
 
+    /// Notifies of a timer that ends before the last pump's `next`.
+    fn armed(&self) {
+        let state = self.state.lock();
+        let is_earlier = |announced| state.earliest().is_some_and(|at| at < announced);
+        // Without an announced time nothing is searched, since tests without a pump publish much.
+        let is_earlier = state.announced.is_none_or(is_earlier);
+        drop(state);
+        if is_earlier {
+            self.notifiers.due_earlier();
+        }
+    }
+
     /// Notifies that these queues have new jobs.
     fn placed(&self, queues: &[Queue]) {
-        self.armed.notify_waiters();
+        self.armed();
         queues.iter().for_each(|queue| self.notifiers.notify(queue));
     }
 
@@ -493,7 +503,7 @@ impl Engine for ModelEngine {
             (stored.armed, stored.since) = (armed, now);
         }
         drop(state);
-        self.armed.notify_waiters();
+        self.armed();
         Ok(Consumed { jobs, more: false })
     }
 
@@ -543,7 +553,7 @@ impl Engine for ModelEngine {
         stored.armed = armed;
         let receipt = Receipt { delivery, ..receipt };
         drop(state);
-        self.armed.notify_waiters();
+        self.armed();
         Ok(Held::Done(Touched { receipt, until }))
     }
 
@@ -571,7 +581,7 @@ impl Engine for ModelEngine {
             if due_at == now { State::Ready { order: head } } else { State::Delayed { due: due_at } };
         let released = Released::Back { tries_left: stored.tries, due_at };
         drop(state);
-        self.armed.notify_waiters();
+        self.armed();
         self.notifiers.notify(&job.queue);
         Ok(Held::Done(released))
     }
@@ -662,19 +672,14 @@ impl Engine for ModelEngine {
         })
     }
 
-    async fn destroy(&self, queue: &Queue) -> Result<()> {
+    async fn destroy(&self, queue: &Queue, listing: Listing) -> Result<()> {
         let (mut state, _) = self.open()?;
         for id in state.ready(queue) {
             state.jobs.remove(&(queue.clone(), id));
         }
-        Ok(())
-    }
-
-    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
-        let (mut state, _) = self.open()?;
         let holds =
             |stored: &Stored| stored.job.queue == *queue && !matches!(stored.state, State::Running { .. });
-        if !state.jobs.values().any(holds) {
+        if listing == Listing::Delete && !state.jobs.values().any(holds) {
             state.queues.remove(queue);
         }
         Ok(())
@@ -710,7 +715,7 @@ impl Engine for ModelEngine {
             each.push(answer);
         }
         drop(state);
-        self.armed.notify_waiters();
+        self.armed();
         self.notifiers.notify(queue);
         let all = Respawned::of(each);
         Ok(if let Respawn::Oldest { .. } = which { Respawned { each: Vec::new(), ..all } } else { all })
@@ -745,14 +750,14 @@ impl Engine for ModelEngine {
                 stored.since = stored.state.due().unwrap_or(now);
                 stored.state = State::Ready { order };
                 if !was_delayed {
-                    self.observers.tell(|observer| observer.redelivered(queue, 1));
+                    self.observer.redelivered(queue, 1);
                 }
             } else if stored.expired(now) {
                 state.jobs.remove(&(queue.clone(), *id));
-                self.observers.tell(|observer| observer.expired(1));
+                self.observer.expired(1);
             } else {
                 stored.die(order, now, self.dead_ttl);
-                self.observers.tell(|observer| observer.died(queue, 1));
+                self.observer.died(queue, 1);
             }
         }
         state.announced = state.earliest();
@@ -760,21 +765,6 @@ impl Engine for ModelEngine {
         drop(state);
         due.iter().for_each(|(_, _, _, queue)| self.notifiers.notify(queue));
         Ok(Pumped { moved: due.len(), next })
-    }
-
-    async fn due_earlier(&self) {
-        loop {
-            let armed = self.armed.notified(); // listens from here on, so nothing is missed meanwhile
-            let earlier = {
-                let state = self.state.lock();
-                let announced = state.announced.unwrap_or(Millis::MAX);
-                state.earliest().into_iter().any(|at| at < announced)
-            };
-            if earlier {
-                return;
-            }
-            armed.await;
-        }
     }
 
     async fn list_queues(
@@ -875,10 +865,6 @@ impl Engine for ModelEngine {
     }
 
     fn watch(&self, _: &Queue) {}
-
-    fn observe(&self, observer: Arc<dyn Observer>) {
-        self.observers.attach(observer);
-    }
 
     async fn check(&self) -> Result<()> {
         self.open().map(drop)

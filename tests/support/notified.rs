@@ -10,19 +10,19 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Waits for some queues.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Notified {
     waits_for: Vec<Queue>,
     /// Queues notified since the last call.
     pub told: Mutex<BTreeSet<Queue>>,
     more: Notify,
+    earlier: Notify,
 }
 
 impl Notified {
     /// Returns a notifier attached to `engine`, which watches these queues from now on.
     pub fn attach(engine: &dyn Engine, queues: &[Queue]) -> Arc<Notified> {
-        let notified =
-            Arc::new(Notified { waits_for: queues.to_vec(), told: Mutex::default(), more: Notify::new() });
+        let notified = Arc::new(Notified { waits_for: queues.to_vec(), ..Notified::default() });
         let weak: Weak<Notified> = Arc::downgrade(&notified);
         engine.attach(weak);
         queues.iter().for_each(|queue| engine.watch(queue));
@@ -39,6 +39,11 @@ impl Notified {
             self.more.notified().await;
         }
     }
+
+    /// Waits for a notification that the pump must run earlier.
+    pub async fn due_earlier(&self) {
+        self.earlier.notified().await;
+    }
 }
 
 impl Notifier for Notified {
@@ -52,6 +57,10 @@ impl Notifier for Notified {
     fn notify_all(&self) {
         self.told.lock().extend(self.waits_for.iter().cloned());
         self.more.notify_one();
+    }
+
+    fn due_earlier(&self) {
+        self.earlier.notify_one();
     }
 
     fn waits_for(&self, queue: &Queue) -> bool {

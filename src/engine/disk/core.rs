@@ -25,9 +25,8 @@ use super::writer::threads::Stop;
 use super::writer::{Writer, heartbeat, mailbox, threads};
 use crate::engine::QueueSize;
 use crate::engine::batch::BatchLimit;
-use crate::engine::next_due::NextDue;
 use crate::engine::notifier::Notifiers;
-use crate::engine::observer::Observers;
+use crate::engine::observer::Observer;
 use crate::error::{Error, Result};
 
 /// Bound of a group: large enough that many calls share a sync, small enough that the first does not wait long.
@@ -39,8 +38,7 @@ const GROUP: BatchLimit = BatchLimit { items: 2048, bytes: 8 << 20 };
 pub struct DiskEngine {
     pub(super) handle: Handle,
     pub(super) notifiers: Arc<Notifiers>,
-    pub(super) observers: Arc<Observers>,
-    pub(super) next_due: Arc<NextDue>,
+    pub(super) observer: Arc<dyn Observer>,
     pub(super) readers: Readers,
     pub(super) room: Arc<FreeSpace>,
     pub(super) pump: usize,
@@ -120,16 +118,16 @@ impl DiskEngine {
             idle: options.forget_queues_after,
             dead: options.dead_ttl,
         };
-        let state = load::load(store.clone(), options.clock, windows, closed)
+        let mut state = load::load(store.clone(), options.clock, windows, closed)
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;
+        state.observer = options.observer.clone();
         let (ops, calls) = mailbox::mailbox(options.waiting, GROUP);
         let handle = Handle { ops, poison: Arc::default(), clock: state.clock.clone() };
         // From here on an early return drops the engine, which ends the threads.
         let engine = DiskEngine {
             handle: handle.clone(),
-            notifiers: Arc::default(),
-            observers: state.observers.clone(),
-            next_due: state.next_due.clone(),
+            notifiers: state.notifiers.clone(),
+            observer: options.observer.clone(),
             readers: Readers::default(),
             room: FreeSpace::new(&options.path, options.min_free),
             pump: options.pump.max(1),
@@ -142,7 +140,6 @@ impl DiskEngine {
             group: Vec::new(),
             stop: engine.stop.clone(),
             poison: handle.poison.clone(),
-            notifiers: engine.notifiers.clone(),
             heartbeat: Arc::default(),
             sync: options.sync == Sync::Always,
         };
@@ -159,8 +156,8 @@ impl DiskEngine {
                 move || heartbeat::watch(&heartbeats, limit, &told, &fails, || notifiers.notify_all());
             threads.upkeep.push(threads::spawn("disk-watch", &stop, &poison, watch)?);
             let (of, on, told, fails) = (store.clone(), room.clone(), stop.clone(), poison.clone());
-            let (sync, hears) = (options.sync == Sync::EverySecond, engine.observers.clone());
-            let second = move || upkeep::each_second(&of, sync, (&on, &hears), &syncing, &told, &fails);
+            let (sync, hears) = (options.sync == Sync::EverySecond, engine.observer.clone());
+            let second = move || upkeep::each_second(&of, sync, (&on, &*hears), &syncing, &told, &fails);
             threads.upkeep.push(threads::spawn("disk-second", &stop, &poison, second)?);
             let (of, told, fails) = (store.clone(), stop.clone(), poison.clone());
             let tend = move || upkeep::tend(&of, &told, &fails);

@@ -30,7 +30,7 @@ mod verbs;
 mod writer;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -54,7 +54,6 @@ use self::verbs::consume::Consume;
 use self::verbs::dead_letter::{DeleteDead, RespawnOldest};
 use self::verbs::delays;
 use self::verbs::destroy::{Destroy, Rest};
-use self::verbs::forget_queue::ForgetQueue;
 use self::verbs::give_back::GiveBack;
 use self::verbs::held::{GiveUp, Touch};
 use self::verbs::inspect::{Inspect, InspectKey};
@@ -71,10 +70,10 @@ use self::verbs::stats::{ReadSize, ReadStatistics};
 use super::backup::{Backup, StoreCopy};
 use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
-use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Tries, Usage,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Listing, Once, Promoted, Publication, Published,
+    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Tries,
+    Usage,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -110,7 +109,7 @@ impl Engine for DiskEngine {
         } else {
             self.room.publish(publication.jobs.len(), publication.bytes())?;
         }
-        self.observers.tell(|observer| observer.published_together(publication.jobs.len()));
+        self.observer.published_together(publication.jobs.len());
         self.handle.ask(Publish(publication)).await
     }
 
@@ -135,7 +134,7 @@ impl Engine for DiskEngine {
 
     async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         let queue = queue.clone();
-        self.observers.tell(|observer| observer.acked_together(jobs.len()));
+        self.observer.acked_together(jobs.len());
         match jobs {
             [one] => self.handle.ask(Ack { queue, jobs: [*one] }).await,
             jobs => self.handle.ask(Ack { queue, jobs: jobs.to_vec() }).await,
@@ -186,20 +185,16 @@ impl Engine for DiskEngine {
         self.handle.ask(ReadSize { queue: queue.clone(), of }).await
     }
 
-    async fn destroy(&self, queue: &Queue) -> Result<()> {
+    async fn destroy(&self, queue: &Queue, listing: Listing) -> Result<()> {
         let mut from: Option<Rest> = None;
         loop {
             let done = from.map_or(0, |rest| rest.done);
-            from =
-                self.handle.ask(Destroy { queue: queue.clone(), from }).await.map_err(|e| e.after(done))?;
+            let step = Destroy { queue: queue.clone(), from, listing };
+            from = self.handle.ask(step).await.map_err(|e| e.after(done))?;
             if from.is_none() {
                 return Ok(());
             }
         }
-    }
-
-    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
-        self.handle.ask(ForgetQueue(queue.clone())).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
@@ -227,10 +222,6 @@ impl Engine for DiskEngine {
 
     async fn pump(&self) -> Result<Pumped> {
         self.handle.ask(Pump(self.pump)).await
-    }
-
-    async fn due_earlier(&self) {
-        self.next_due.earlier().await;
     }
 
     async fn list_queues(
@@ -277,10 +268,6 @@ impl Engine for DiskEngine {
     /// All writers of this store are in this process, and they notify.
     fn watch(&self, _: &Queue) {}
 
-    fn observe(&self, observer: Arc<dyn Observer>) {
-        self.observers.attach(observer);
-    }
-
     async fn check(&self) -> Result<()> {
         self.handle.check().await
     }
@@ -305,7 +292,7 @@ impl Engine for DiskEngine {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
 
     use super::store::Space;
     use super::store::merge::Merged;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
+use crate::engine::observer::Observer;
 
 /// When writes are synced to the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct DiskOptions {
     pub sync: Sync,
     /// The machine's clocks.
     pub clock: Arc<dyn Clock>,
+    /// Receives internal events.
+    pub observer: Arc<dyn Observer>,
     /// Maximum calls that wait for the writer; further ones get
     /// [`Error::Overloaded`](crate::error::Error::Overloaded).
     pub waiting: usize,
@@ -62,6 +65,7 @@ impl DiskOptions {
             path: path.into(),
             sync: Sync::Always,
             clock,
+            observer: Arc::new(()),
             waiting: 16384,
             ready_window: 4096,
             ready_budget: 262_144,

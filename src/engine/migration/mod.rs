@@ -62,10 +62,10 @@ use self::patience::{LOOK_AGAIN, MOST_PATIENCE};
 use self::stores::TwoStores;
 use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
-use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Usage,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Listing, Once, Promoted, Publication, Published,
+    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched,
+    Usage,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -189,15 +189,10 @@ impl Engine for Migration {
         Ok(Size { jobs: old.jobs + new.jobs, head: old.head.or(new.head) })
     }
 
-    async fn destroy(&self, queue: &Queue) -> Result<()> {
-        self.stores.old.destroy(queue).await?;
+    async fn destroy(&self, queue: &Queue, listing: Listing) -> Result<()> {
+        self.stores.old.destroy(queue, listing).await?;
         // The error must not claim that nothing has happened.
-        self.stores.new.destroy(queue).await.map_err(Error::away)
-    }
-
-    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
-        self.stores.old.forget_queue(queue).await?;
-        self.stores.new.forget_queue(queue).await.map_err(Error::away)
+        self.stores.new.destroy(queue, listing).await.map_err(Error::away)
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
@@ -238,13 +233,6 @@ impl Engine for Migration {
         }
     }
 
-    async fn due_earlier(&self) {
-        tokio::select! {
-            () = self.stores.old.due_earlier() => {}
-            () = self.stores.new.due_earlier() => {}
-        }
-    }
-
     async fn list_queues(
         &self,
         namespace: &Namespace,
@@ -277,11 +265,6 @@ impl Engine for Migration {
     fn watch(&self, queue: &Queue) {
         self.stores.old.watch(queue);
         self.stores.new.watch(queue);
-    }
-
-    fn observe(&self, observer: Arc<dyn Observer>) {
-        self.stores.old.observe(observer.clone());
-        self.stores.new.observe(observer);
     }
 
     async fn check(&self) -> Result<()> {

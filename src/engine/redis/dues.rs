@@ -3,6 +3,7 @@
 //! pump. Uses no connection.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -10,6 +11,7 @@ use parking_lot::Mutex;
 use super::cluster::map::Partition;
 use crate::clock::{self, Micros};
 use crate::engine::next_due::NextDue;
+use crate::engine::notifier::Notifiers;
 
 /// Longest pause between two pumps of a partition: this process is not notified of jobs that other servers store.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -66,10 +68,10 @@ impl Said {
 }
 
 impl Dues {
-    pub fn new(count: u16) -> Dues {
+    pub fn new(count: u16, notifiers: Arc<Notifiers>) -> Dues {
         let due =
             Due { at: 0, stored: Micros::MAX, is_others: false, own: BTreeSet::new(), under_way: false };
-        Dues { each: Mutex::new(vec![due; count.into()]), next: NextDue::default() }
+        Dues { each: Mutex::new(vec![due; count.into()]), next: NextDue::new(notifiers) }
     }
 
     /// Records that a job was stored, due at `due`.
@@ -154,7 +156,7 @@ mod tests {
 
     #[test]
     fn partitions_are_pumped_when_they_are_due_and_once_a_second() {
-        let (dues, now) = (Dues::new(3), 1000 * SECOND);
+        let (dues, now) = (Dues::new(3, Arc::default()), 1000 * SECOND);
         assert_eq!(begin(&dues, now), [0, 1, 2], "none was pumped yet");
         said(&dues, 0, now, Duration::from_millis(20));
         said(&dues, 1, now, Duration::MAX);
@@ -174,7 +176,7 @@ mod tests {
     /// on a holder that does not know of it.
     #[test]
     fn who_has_no_lease_pumps_for_what_it_has_stored_and_asks_when_the_lease_ends() {
-        let (dues, now) = (Dues::new(1), 1000 * SECOND);
+        let (dues, now) = (Dues::new(1, Arc::default()), 1000 * SECOND);
         let held = Said { next: Duration::MAX, held: Duration::from_millis(700) };
         let [turn] = dues.begin(now)[..] else { panic!("it was never pumped") };
         assert!(!turn.is_own, "nothing was stored");
@@ -203,7 +205,7 @@ mod tests {
     /// Guards against repeated pumps of a node that does not reply.
     #[test]
     fn a_partition_is_pumped_once_at_a_time() {
-        let (dues, now) = (Dues::new(2), 1000 * SECOND);
+        let (dues, now) = (Dues::new(2, Arc::default()), 1000 * SECOND);
         begin(&dues, now);
         said(&dues, 0, now, Duration::MAX);
         assert_eq!(dues.end(), now + SECOND, "the pump of the other partition continues independently");
@@ -215,7 +217,7 @@ mod tests {
     /// Guards against a pool that is not pumped for an hour because Redis's clock was set back by an hour.
     #[test]
     fn a_clock_that_was_set_back_makes_no_partition_wait() {
-        let (dues, now) = (Dues::new(1), 10_000 * SECOND);
+        let (dues, now) = (Dues::new(1, Arc::default()), 10_000 * SECOND);
         begin(&dues, now);
         said(&dues, 0, now, Duration::MAX);
         assert_eq!(begin(&dues, now - 3600 * SECOND), [0]);

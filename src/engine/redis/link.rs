@@ -17,7 +17,7 @@ use super::connection::status::Connections;
 use super::ready_lists::ReadyLists;
 use super::replicas::Replicas;
 use crate::engine::notifier::Notifiers;
-use crate::engine::observer::Observers;
+use crate::engine::observer::Observer;
 use crate::error::Result;
 use crate::job::Job;
 use crate::name::PoolName;
@@ -56,7 +56,7 @@ pub struct Common {
     /// Is informed whether the pool can be used.
     pub outage: Arc<Outage>,
     pub notifiers: Arc<Notifiers>,
-    pub observers: Arc<Observers>,
+    pub observer: Arc<dyn Observer>,
     /// This process's latest deliveries.
     pub handed_out: Arc<Deliveries>,
     /// Version of the first Redis, if it reports one.
@@ -68,14 +68,14 @@ pub struct Common {
 }
 
 impl Common {
-    pub fn new(name: &PoolName, wait_replicas: u16, failure: Failure) -> Common {
+    pub fn new(name: &PoolName, observer: Arc<dyn Observer>, wait_replicas: u16, failure: Failure) -> Common {
         let pool: Arc<str> = name.as_str().into();
         let outage = Outage::new(format!("pool {pool}"));
         Common {
             pool,
             outage,
             notifiers: Arc::default(),
-            observers: Arc::default(),
+            observer,
             handed_out: Arc::new(Deliveries::new(REMEMBERED_HAND_OVERS)),
             version: Arc::default(),
             wait_replicas,
@@ -125,12 +125,13 @@ impl Link {
         address: &RedisAddress,
         name: &PoolName,
         ready_lists: impl ReadyLists + 'static,
+        observer: Arc<dyn Observer>,
         wait_replicas: u16,
     ) -> Result<Opened> {
         let connector = Arc::new(Connector::new(address)?);
         // Errors of this connection are reported before any task runs.
         let first = connector.connect().await?;
-        let common = Common::new(name, wait_replicas, connector.failure().clone());
+        let common = Common::new(name, observer, wait_replicas, connector.failure().clone());
         let outage = common.outage.clone();
         let (link, keepers) = Link::through(connector, &common, outage.into(), Box::new(ready_lists));
         Ok(Opened { link, first, keepers })

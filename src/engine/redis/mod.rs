@@ -11,8 +11,8 @@
 //!   `cluster/`: the nodes of a cluster; `open`: opening a pool.
 //! - `connection/`: opening, maintaining and sharing connections, and calls in flight when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `copies`, `counting`, `timer_counts`, `arming`, `cache`, `clock`, `dues`: in-memory state of this process; `batches`:
-//!   calls that share a script call.
+//! - `copies`, `counting`, `timer_counts`, `arming`, `cache`, `clock`, `dues`: in-memory state of this process;
+//!   `batches`: calls that share a script call.
 //! - `in_time`: deadlines of calls, and late replies.
 //! - `replicas`, `waits`: which replicas are in sync, and whether they have a write.
 //! - `watch`, `lists`: notifies of jobs that other servers made ready.
@@ -74,10 +74,9 @@ use crate::clock::Millis;
 use crate::engine::delays::{DelayCount, Delays};
 use crate::engine::nodes::Nodes;
 use crate::engine::notifier::Notifier;
-use crate::engine::observer::Observer;
 use crate::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Promoted, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Usage,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Listing, Once, Promoted, Publication, Published,
+    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched, Usage,
 };
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -154,9 +153,13 @@ impl RedisEngine {
             part.spawn_finisher();
         }
         match &pool.place {
-            Place::One(link) => link.connected().await,
+            Place::One(link) => {
+                link.connected().await;
+                router.refuse_earlier().await?;
+            }
             Place::Cluster(_) => {
-                router.look_for_scattered().await;
+                let (accepted, ()) = tokio::join!(router.refuse_earlier(), router.look_for_scattered());
+                accepted?;
                 tasks.spawn_essential(
                     "the search for scattered queues",
                     router::scattered::run(router.clone()),
@@ -264,12 +267,8 @@ impl Engine for RedisEngine {
         self.open()?.size(queue, of).await
     }
 
-    async fn destroy(&self, queue: &Queue) -> Result<()> {
-        self.open()?.destroy(queue).await
-    }
-
-    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
-        self.open()?.forget_queue(queue).await
+    async fn destroy(&self, queue: &Queue, listing: Listing) -> Result<()> {
+        self.open()?.destroy(queue, listing).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
@@ -282,10 +281,6 @@ impl Engine for RedisEngine {
 
     async fn pump(&self) -> Result<Pumped> {
         self.open()?.pump().await
-    }
-
-    async fn due_earlier(&self) {
-        self.router.pool.dues.next.earlier().await;
     }
 
     async fn list_queues(
@@ -315,10 +310,6 @@ impl Engine for RedisEngine {
 
     fn watch(&self, queue: &Queue) {
         self.router.watch(queue);
-    }
-
-    fn observe(&self, observer: Arc<dyn Observer>) {
-        self.router.pool.common.observers.attach(observer);
     }
 
     async fn check(&self) -> Result<()> {

@@ -8,7 +8,6 @@ use tokio_util::sync::DropGuard;
 use super::cluster;
 use super::connection::connector::RedisAddress;
 use super::connection::fault::{Fault, Outcome};
-use super::layout::keys::BEFORE_SETTINGS;
 use super::link::{Common, Link};
 use super::lists::PoolLists;
 use super::partitions::Partitions;
@@ -17,6 +16,7 @@ use super::safety::{check_listpacks, check_nodes};
 use super::spread::SpreadRules;
 use super::verbs::check::{OLDEST, first_check};
 use super::watch;
+use crate::engine::observer::Observer;
 use crate::error::{Error, Result};
 use crate::name::PoolName;
 use crate::process::tasks::Failure;
@@ -25,7 +25,7 @@ use crate::process::tasks::Failure;
 pub const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
 
 /// Options of a pool's layout on its Redis.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct RedisOptions {
     /// Prefix of every key, in a cluster.
     pub prefix: String,
@@ -39,6 +39,8 @@ pub struct RedisOptions {
     pub dead_ttl: Duration,
     /// Delays longer than this are packed; zero: none.
     pub pack_after: Duration,
+    /// Receives internal events.
+    pub observer: Arc<dyn Observer>,
 }
 
 /// The options of a single Redis.
@@ -51,6 +53,7 @@ impl Default for RedisOptions {
             spread: SpreadRules::default(),
             dead_ttl: Duration::ZERO,
             pack_after: Duration::ZERO,
+            observer: Arc::new(()),
         }
     }
 }
@@ -78,10 +81,6 @@ impl RedisOptions {
     }
 }
 
-/// Error for a Redis with pauses, schedules or quotas that this version would ignore.
-const OF_EARLIER_VERSION: &str = "the Redis has pauses, schedules or quotas of a version before the first release: end \
-    them with that version, or delete the keys dormouse/paused, dormouse/due and dormouse/quotas";
-
 /// A pool's nodes, and the guards that end its tasks.
 pub type OpenedPlace = (Common, Place, Vec<DropGuard>);
 
@@ -92,14 +91,10 @@ pub async fn open_one(
     options: &RedisOptions,
     lists: PoolLists,
 ) -> Result<OpenedPlace> {
-    let mut opened = Link::open(&address, name, lists, options.wait_replicas).await?;
+    let observer = options.observer.clone();
+    let mut opened = Link::open(&address, name, lists, observer, options.wait_replicas).await?;
     let link = opened.link.clone();
     first_check(&link, &mut opened.first, OLDEST).await?;
-    let mut before = redis::cmd("EXISTS");
-    before.arg(&BEFORE_SETTINGS);
-    if opened.first.query::<u64>(&before).await? > 0 {
-        return Err(Error::refused(OF_EARLIER_VERSION));
-    }
     if !options.pack_after.is_zero() {
         check_listpacks(&mut opened.first, &link.common.pool).await?;
     }
@@ -119,7 +114,7 @@ pub async fn open_cluster(
     options: &RedisOptions,
     (partitions, lists): (&Arc<Partitions>, PoolLists),
 ) -> Result<OpenedPlace> {
-    let common = Common::new(name, options.wait_replicas, Failure::default());
+    let common = Common::new(name, options.observer.clone(), options.wait_replicas, Failure::default());
     let checks = (OLDEST_IN_CLUSTER, !options.pack_after.is_zero());
     if let Some(version) = check_nodes(&address, &common.pool, checks).await? {
         let _ = common.version.set(version); // asked once

@@ -149,13 +149,14 @@ impl Pool {
         partitions: u16,
         (dead_ttl, pack_after): (Duration, Duration),
     ) -> Pool {
+        let notifiers = common.notifiers.clone();
         Pool {
             tasks: Tasks::new(common.failure.clone()),
             common,
             place,
             scripts: Scripts::default(),
             spreading,
-            dues: Dues::new(partitions),
+            dues: Dues::new(partitions, notifiers),
             recorded_queues: RecordedQueues::default(),
             dead_ttl,
             pack_after,

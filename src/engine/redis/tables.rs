@@ -118,7 +118,7 @@ impl Tables {
         // No pool's prefix has a slash: the keys of a pool in the same cluster begin otherwise.
         let partitions = Arc::new(Partitions::new(&format!("{prefix}/"), PARTS));
         let failure = Failure::default();
-        let of_pool = Common::new(&PoolName::default_pool(), 0, failure.clone());
+        let of_pool = Common::new(&PoolName::default_pool(), Arc::new(()), 0, failure.clone());
         let common = Common { pool: NAME.into(), outage, ..of_pool };
         let opened = cluster::open(address.clone(), common, partitions.slots(), Arc::new(NoLists)).await?;
         let (cluster, guard) = opened.keep();

@@ -57,7 +57,7 @@ impl Link {
         if want == 0 {
             return Ok(());
         }
-        self.common.observers.tell(|observer| observer.waited(sent.elapsed()));
+        self.common.observer.waited(sent.elapsed());
         if have >= want {
             return Ok(());
         }

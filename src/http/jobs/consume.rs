@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use super::admission::admitted;
 use crate::admin::Direction;
 use crate::dispatch::{ConsumeError, Delivery};
-use crate::engine::{SizeOf, forget};
+use crate::engine::{Listing, SizeOf, forget};
 use crate::http::answer::delivered::{self, Form};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, JobReply};
@@ -134,7 +134,7 @@ pub async fn destroy(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResu
         auth.pool.pauses.resume(&auth.queue).await?;
         auth.pool.sampler.forget(&auth.queue).await;
     } else {
-        auth.pool.engine.destroy(&auth.queue).await?;
+        auth.pool.engine.destroy(&auth.queue, Listing::Keep).await?;
     }
     Ok(reply::no_content())
 }

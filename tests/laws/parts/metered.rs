@@ -17,7 +17,7 @@ async fn a_look_by_id_counts_as_a_job_that_was_fetched_and_one_by_key_does_not()
     let metrics = Metrics::default();
     let clock = manual_clock();
     let model = Arc::new(ModelEngine::new(clock.clone()));
-    let engine = Arc::new(Metered::new(model, &PoolName::default_pool(), &metrics));
+    let engine = Arc::new(Metered::new(model, metrics.engine.pool(&PoolName::default_pool())));
     let stage = VirtualStage::new(engine.clone(), clock, ());
     let placing = job(&queue("a"), "x").key_or("k", OnConflict::Fail).placing(&stage);
     let name = placing.job.name();

@@ -17,8 +17,8 @@ use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::{Migration, PATIENCE};
 use dormouse::engine::{
-    Engine, Held, How, JobList, OnConflict, Once, Publication, Published, Release, Revival, Revived, Size,
-    Tries,
+    Engine, Held, How, JobList, Listing, OnConflict, Once, Publication, Published, Release, Revival, Revived,
+    Size, Tries,
 };
 use dormouse::job::{JobRef, JobState, NewJob};
 use dormouse::metrics::Metrics;
@@ -568,7 +568,7 @@ async fn an_ack_of_many_jobs_fails_soon_without_the_old_store() {
 async fn a_pump_without_the_old_store_tells_what_the_new_one_has_left() {
     let metrics = Metrics::default();
     let pools = Move::new().await;
-    let pool = Metered::new(pools.pool.clone(), &PoolName::default_pool(), &metrics);
+    let pool = Metered::new(pools.pool.clone(), metrics.engine.pool(&PoolName::default_pool()));
     let stage: &dyn Stage = &pools.stages[1];
     for body in ["1", "2"] {
         let job = job(&queue("a"), body).delay(Duration::from_secs(5)).make(stage);
@@ -598,7 +598,7 @@ async fn what_changes_many_jobs_changes_nothing_without_the_old_store() {
     pools.old.set(State::Away);
     assert!(pools.pool.respawn_oldest(&q, 1, None).await.is_err(), "the oldest dead job is in the old store");
     assert!(pools.pool.delete_dead(&q, 1).await.is_err(), "the oldest dead job is in the old store");
-    assert!(pools.pool.destroy(&q).await.is_err(), "some jobs are in the old store");
+    assert!(pools.pool.destroy(&q, Listing::Keep).await.is_err(), "some jobs are in the old store");
     assert!(pools.pool.stats().await.is_err(), "half of the figures would look like an old store run dry");
     assert!(pools.pool.queues().await.is_err(), "half of the queues");
     assert!(pools.pool.check().await.is_err(), "a consumer may get an error");

@@ -37,6 +37,7 @@ use crate::jobs::queue;
 use crate::settings_stage::MemorySettings;
 use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
+use crate::support::notified::Notified;
 
 /// The runtime's clock, which stops while any task can run, if it is paused.
 #[derive(Debug)]
@@ -251,7 +252,7 @@ impl PushStage {
         let tasks = Tasks::new(Failure::default());
         let parked = Arc::new(ParkedPolls::new(1, 1));
         let dispatcher = Dispatcher::start(engine.clone(), parked, Failure::default());
-        let pumped = engine.clone();
+        let (pumped, notified) = (engine.clone(), Notified::attach(&*engine, &[]));
         tasks.spawn(async move {
             loop {
                 let next = pumped.pump().await.map_or(Duration::from_secs(1), |pumped| pumped.next);
@@ -259,7 +260,7 @@ impl PushStage {
                 let next = next.max(Duration::from_millis(1));
                 tokio::select! {
                     () = sleep(next) => {}
-                    () = pumped.due_earlier() => {}
+                    () = notified.due_earlier() => {}
                 }
             }
         });

@@ -15,6 +15,8 @@ use crate::clock::{Clock, Micros};
 use crate::engine::disk::codec::{self, FIRST_SEQ, META_CLOCK, META_NEWEST, META_SEQ};
 use crate::engine::disk::store::txn::Txn;
 use crate::engine::disk::store::{Fatal, Space, Store};
+use crate::engine::next_due::NextDue;
+use crate::engine::notifier::Notifiers;
 use crate::job::JobId;
 use crate::name::Queue;
 
@@ -39,6 +41,7 @@ pub fn load(
         Some(value) => codec::read_newest(&value)?,
         None => JobId::from_bytes([0; 16], false),
     };
+    let notifiers: Arc<Notifiers> = Arc::default();
     let mut state = WriterState {
         txn: Txn::new(store.clone()),
         clock,
@@ -49,7 +52,8 @@ pub fn load(
         clock_mark,
         newest,
         newest_mark: newest,
-        next_due: Arc::default(),
+        next_due: NextDue::new(notifiers.clone()),
+        notifiers,
         garbage: Garbage::default(),
         dead_ends: Default::default(),
         keys: 0,
@@ -59,7 +63,7 @@ pub fn load(
         settings: Settings::load(&store, clock_mark)?,
         quarantine: Default::default(),
         to_notify: Default::default(),
-        observers: Arc::default(),
+        observer: Arc::new(()),
         must_sync: false,
     };
     state.load_used(&store)?;

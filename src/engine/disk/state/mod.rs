@@ -33,7 +33,8 @@ use crate::engine::disk::codec::{self, Entry, META_CLOCK, META_NEWEST, META_SEQ,
 use crate::engine::disk::store::txn::Txn;
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::engine::next_due::NextDue;
-use crate::engine::observer::Observers;
+use crate::engine::notifier::Notifiers;
+use crate::engine::observer::Observer;
 use crate::error::Error;
 use crate::job::{Job, JobId, JobRef};
 use crate::name::{Namespace, Queue};
@@ -80,7 +81,8 @@ pub struct WriterState {
     /// The id in `meta`, ahead of `newest`: one write of `meta` for all ids of a second.
     pub newest_mark: JobId,
     /// Tells the pump about a timer that is earlier than the earliest it knows.
-    pub next_due: Arc<NextDue>,
+    pub next_due: NextDue,
+    pub notifiers: Arc<Notifiers>,
     pub garbage: Garbage,
     /// When the oldest dead job of each queue expires, if dead jobs expire; earliest first. Too early if that job has
     /// left.
@@ -98,7 +100,7 @@ pub struct WriterState {
     /// Queues that got ready jobs in this group: their consumers are notified after the commit.
     pub to_notify: HashSet<Queue>,
     /// Receives internal events of the store.
-    pub observers: Arc<Observers>,
+    pub observer: Arc<dyn Observer>,
     /// Whether this group must be synced in either mode.
     pub must_sync: bool,
 }

@@ -21,7 +21,7 @@ use crate::engine::disk::writer::handle::Handle;
 use crate::engine::disk::writer::heartbeat::Heartbeat;
 use crate::engine::disk::writer::poison::Poison;
 use crate::engine::disk::writer::threads::Stop;
-use crate::engine::observer::Observers;
+use crate::engine::observer::Observer;
 use crate::error::Error;
 
 /// Interval of syncs, for a store that does not sync before each reply, and of measuring free disk space.
@@ -46,7 +46,7 @@ const COMPACTION_REST: u32 = 19;
 pub fn each_second(
     store: &Store,
     sync: bool,
-    (room, observers): (&FreeSpace, &Observers),
+    (room, observer): (&FreeSpace, &dyn Observer),
     heartbeat: &Heartbeat,
     stop: &Stop,
     poison: &Poison,
@@ -60,7 +60,7 @@ pub fn each_second(
         let rests = groups == 0;
         let done = if sync { store.sync() } else { Ok(()) };
         if sync && !rests {
-            observers.tell(|observer| observer.synced(began.elapsed(), groups as usize));
+            observer.synced(began.elapsed(), groups as usize);
         }
         let done = if rests { done.and_then(|()| store.attest()) } else { done };
         drop(work);

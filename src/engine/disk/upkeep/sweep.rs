@@ -195,7 +195,7 @@ impl Step for Remove {
             }
             match state.read_entry(&queue, &entry)? {
                 Some(Ok(record)) if record.expired(now) => {
-                    state.observers.tell(|observer| observer.expired(1));
+                    state.observer.expired(1);
                     state.forget(&queue, entry.id, &record)?;
                 }
                 Some(_) => continue,

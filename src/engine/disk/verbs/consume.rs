@@ -102,7 +102,7 @@ impl WriterState {
         match found {
             // The record belongs to this entry, and its ttl has ended.
             Some(Ok(record)) => {
-                self.observers.tell(|observer| observer.expired(1));
+                self.observer.expired(1);
                 self.forget(queue, entry.id, &record)?;
             }
             Some(Err(reason)) => self.quarantine(queue, &entry, &reason),

@@ -91,7 +91,7 @@ impl WriterState {
             state.dead_from = seq + 1;
             let key = codec::list_key(&state.key, seq);
             self.txn.delete(Space::Dead, key);
-            self.observers.tell(|observer| observer.expired(1));
+            self.observer.expired(1);
             ended += 1;
         }
         Ok(ended)

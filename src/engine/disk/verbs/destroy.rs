@@ -1,6 +1,7 @@
-//! Destroy: deletes the ready jobs of a queue, in steps.
+//! Destroy: deletes the ready jobs of a queue in steps, and its name with the last one.
 
 use crate::clock::Micros;
+use crate::engine::Listing;
 use crate::engine::disk::codec;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
@@ -12,6 +13,7 @@ pub struct Destroy {
     pub queue: Queue,
     /// Position of the last step.
     pub from: Option<Rest>,
+    pub listing: Listing,
 }
 
 /// Remaining work of a destroy.
@@ -35,12 +37,11 @@ impl Step for Destroy {
     }
 
     fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Option<Rest>> {
-        let Destroy { queue, from } = self;
+        let Destroy { queue, from, listing } = self;
         let Some(key) = state.queues.get(&queue).map(|q| q.key.clone()) else { return Ok(None) };
         let from = from.unwrap_or(Rest { after: 0, last: state.seq.0 - 1, done: 0 });
         state.txn.flush()?;
         let run = state.read_list(Space::Ready, &key, from.after + 1, from.last, STEP_ENTRIES)?;
-        let Some((after, ..)) = run.last().copied() else { return Ok(None) };
         for (seq, entry, _) in &run {
             state.txn.delete(Space::Ready, codec::list_key(&key, *seq));
             let job = codec::job_key(&key, entry.id);
@@ -56,10 +57,29 @@ impl Step for Destroy {
                 Found::Record(_) | Found::Nothing => {}
             }
         }
+        let after = run.last().map_or(from.after, |(after, ..)| *after);
         if let Some(q) = state.queues.get_mut(&queue) {
             q.remove_run(from.after, after, run.len() as u64);
         }
         state.queues.note_idle(&queue, now);
-        Ok((run.len() == STEP_ENTRIES).then_some(Rest { after, done: from.done + run.len() as u64, ..from }))
+        if run.len() == STEP_ENTRIES {
+            return Ok(Some(Rest { after, done: from.done + run.len() as u64, ..from }));
+        }
+        if listing == Listing::Delete {
+            state.delete_name(&queue);
+        }
+        Ok(None)
+    }
+}
+
+impl WriterState {
+    /// Deletes the name of a queue without jobs other than running ones.
+    fn delete_name(&mut self, queue: &Queue) {
+        let Some(of) = self.queues.get(queue) else { return };
+        if of.ready == 0 && of.dead == 0 && of.timers == of.running {
+            let key = of.key.clone();
+            self.queues.unlist(queue);
+            self.txn.delete(Space::Queues, key);
+        }
     }
 }

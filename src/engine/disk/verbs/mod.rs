@@ -8,7 +8,6 @@ pub mod dead_age;
 pub mod dead_letter;
 pub mod delays;
 pub mod destroy;
-pub mod forget_queue;
 pub mod give_back;
 pub mod held;
 pub mod inspect;

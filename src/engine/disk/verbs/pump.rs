@@ -77,16 +77,16 @@ impl WriterState {
         if entry.tries > 0 {
             let seq = self.next_seq();
             self.push_ready(queue, seq, entry, Some(timer.0));
-            self.observers.tell(|observer| observer.redelivered(queue, 1));
+            self.observer.redelivered(queue, 1);
             return Ok(0);
         }
         match self.read_entry(queue, &entry)? {
             Some(Ok(record)) if record.expired(now) => {
-                self.observers.tell(|observer| observer.expired(1));
+                self.observer.expired(1);
                 self.ack(&JobRef { queue: queue.clone(), id: entry.id }, now)?;
             }
             Some(Ok(record)) => {
-                self.observers.tell(|observer| observer.died(queue, 1));
+                self.observer.died(queue, 1);
                 return self.move_to_dead_letter(queue, entry, record, now);
             }
             Some(Err(reason)) => self.quarantine(queue, &entry, &reason),

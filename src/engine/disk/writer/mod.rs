@@ -17,7 +17,6 @@ use self::poison::Poison;
 use self::threads::Stop;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::store::Fatal;
-use crate::engine::notifier::Notifiers;
 
 /// Maximum time for flushing memory on close. The next start replays the rest.
 const LAST_WRITE_OUT: Duration = Duration::from_secs(1);
@@ -31,7 +30,6 @@ pub struct Writer {
     pub group: Vec<Op>,
     pub stop: Arc<Stop>,
     pub poison: Arc<Poison>,
-    pub notifiers: Arc<Notifiers>,
     /// Marks the processing of a group as work.
     pub heartbeat: Arc<Heartbeat>,
     /// Whether to sync before replying to steps that must last.
@@ -91,7 +89,7 @@ impl Writer {
             op.answer(&self.poison);
         }
         for queue in self.state.to_notify.drain() {
-            self.notifiers.notify(&queue);
+            self.state.notifiers.notify(&queue);
         }
     }
 
@@ -109,7 +107,7 @@ impl Writer {
         let began = Instant::now();
         if self.state.txn.settle(sync)? {
             let (took, calls) = (began.elapsed(), self.group.len());
-            self.state.observers.tell(|observer| observer.synced(took, calls));
+            self.state.observer.synced(took, calls);
         }
         Ok(())
     }

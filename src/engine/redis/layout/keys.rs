@@ -24,9 +24,6 @@ pub const CHECK: &str = "dormouse/check";
 pub const COUNTED: &str = "counted";
 pub const SEEN_LMSTFY: &str = "lmstfy";
 
-/// Keys of pauses, schedules and quotas in versions before the first release. All are settings now.
-pub const BEFORE_SETTINGS: [&str; 3] = ["dormouse/paused", "dormouse/due", "dormouse/quotas"];
-
 /// The keys of one partition. All of them begin with its base, which is empty on a single Redis.
 #[derive(Clone, Debug)]
 pub struct Keys {
@@ -80,6 +77,11 @@ impl Keys {
 
     pub fn base(&self) -> &Arc<str> {
         &self.base
+    }
+
+    /// Returns the keys of pauses, schedules and quotas in versions before the first release. All are settings now.
+    pub fn before_settings(&self) -> [String; 3] {
+        ["paused", "due", "quotas"].map(|name| format!("{}dormouse/{name}", self.base))
     }
 
     /// Returns the partition's guard, a key that is never written.

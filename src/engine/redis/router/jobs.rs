@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::Router;
 use crate::engine::redis::cluster::map::Partition;
 use crate::engine::{
-    By, Detail, Held, Once, Promoted, Published, Release, Released, Respawn, Respawned, Revival, Revived,
-    Touched, together,
+    By, Detail, Held, Listing, Once, Promoted, Published, Release, Released, Respawn, Respawned, Revival,
+    Revived, Touched, together,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
@@ -206,15 +206,9 @@ impl Router {
         Ok(all)
     }
 
-    /// Deletes the name of a queue in every partition without ready and dead jobs of it.
-    pub async fn forget_queue(&self, queue: &Queue) -> Result<()> {
-        let parts = self.parts_of(queue).iter().map(|part| part.forget_queue(queue));
-        together::all(parts).await.into_iter().collect()
-    }
-
-    /// Deletes the ready jobs in every partition.
-    pub async fn destroy(&self, queue: &Queue) -> Result<()> {
-        let parts = self.parts_of(queue).iter().map(|part| part.destroy(queue));
+    /// Deletes the ready jobs in every partition, and the name in those without ready and dead jobs of the queue.
+    pub async fn destroy(&self, queue: &Queue, listing: Listing) -> Result<()> {
+        let parts = self.parts_of(queue).iter().map(|part| part.destroy(queue, listing));
         together::all(parts).await.into_iter().collect()
     }
 }

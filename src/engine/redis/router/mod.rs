@@ -36,7 +36,7 @@ use super::pool::{Place, Pool};
 use super::spread::Spreading;
 use crate::clock::Millis;
 use crate::engine::delay_in_id;
-use crate::error::Unreachable;
+use crate::error::{Error, Result, Unreachable};
 use crate::job::{JobId, JobIds};
 use crate::name::Queue;
 use crate::random;
@@ -94,6 +94,23 @@ impl Router {
 
     pub fn now(&self) -> Millis {
         self.pool.now_micros() / 1000
+    }
+
+    /// Fails if a partition has pauses, schedules or quotas that this version would ignore. Passes over unavailable
+    /// partitions, without which a server starts.
+    pub async fn refuse_earlier(&self) -> Result<()> {
+        let parts: Vec<Partition> = self.partitions.all().collect();
+        let exist = |part: &PartitionCore| redis::Cmd::exists(&part.keys.before_settings()[..]);
+        for (partition, exist) in self.read_each::<u64>(&parts, true, exist).await {
+            if exist.is_ok_and(|exist| exist > 0) {
+                return Err(Error::refused(format!(
+                    "the Redis has pauses, schedules or quotas of a version before the first release: end them with \
+                     that version, or delete the keys {} (of each partition)",
+                    self.part(partition).keys.before_settings().join(", ")
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Returns a new id, which names the partition that is expected to store the job, and its bucket if the job may be

@@ -57,7 +57,7 @@ impl PartitionCore {
     async fn ack_batch(&self, batch: Vec<Call<JobRef, bool>>) {
         let arrived = arrival_of(&batch);
         let (jobs, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(Call::split).unzip();
-        self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
+        self.common.observer.acked_together(jobs.len());
         let tries: Vec<_> = jobs.iter().map(|job| self.common.handed_out.tries(&job.id)).collect();
         let mut call = self.forget(jobs.iter().zip(tries.iter().copied()));
         call.arrived_at(arrived);
@@ -121,7 +121,7 @@ impl PartitionCore {
 
     /// Acks jobs of one queue independently. Returns the existing jobs whose receipt is no longer valid.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
+        self.common.observer.acked_together(jobs.len());
         self.unpack(self.unpack_call(jobs.iter().map(|(id, _)| (queue, id)))).await?;
         let reply = self.run(Lane::Delivered, &self.ack_call(queue, jobs)).await?;
         let (stale, gone): (Vec<usize>, Vec<Value>) = reply;

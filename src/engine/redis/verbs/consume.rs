@@ -130,7 +130,7 @@ impl PartitionCore {
             tracing::warn!(pool = &*self.common.pool, garbage, "dropped malformed elements of ready lists");
         }
         for queue in died.iter().filter_map(|n| queue_at(queues, *n)) {
-            self.common.observers.tell(|observer| observer.died(queue, 1));
+            self.common.observer.died(queue, 1);
         }
         let mut jobs = Vec::with_capacity(asked.min(cells.len() / 6));
         let (mut unreadable, mut earliest) = (false, u64::MAX);

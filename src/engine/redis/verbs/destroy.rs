@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use crate::engine::Listing;
 use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
@@ -14,13 +15,17 @@ use crate::name::Queue;
 const MAX_UNFINISHED: usize = 100;
 
 impl PartitionCore {
-    /// Deletes the jobs that are ready now. Runs in a task, so that all steps are done even if the caller disconnects.
-    pub async fn destroy(self: &Arc<PartitionCore>, queue: &Queue) -> Result<()> {
+    /// Deletes the jobs that are ready now, and then the name if requested. Runs in a task, so that all steps are done
+    /// even if the caller disconnects.
+    pub async fn destroy(self: &Arc<PartitionCore>, queue: &Queue, listing: Listing) -> Result<()> {
         let (core, queue) = (self.clone(), queue.clone());
         let task = self.tasks.spawn(async move {
             core.drop_list(&queue, true).await?;
             core.finish_dropped().await;
-            Ok(())
+            match listing {
+                Listing::Keep => Ok(()),
+                Listing::Delete => core.delete_name(&queue).await,
+            }
         });
         task.await.map_err(Error::away)?
     }
@@ -47,7 +52,7 @@ impl PartitionCore {
 
     /// Deletes the name of a queue without ready and dead jobs. A server that has recently recorded the name does not
     /// record it again for a minute.
-    pub async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+    async fn delete_name(&self, queue: &Queue) -> Result<()> {
         let (namespace, name) = (&queue.namespace, &queue.name);
         let mut cmd = self.call(&self.scripts.forget_queue);
         cmd.key(self.keys.queues_of(namespace)).key(self.keys.index_of(namespace)).key(&self.keys.namespaces);

@@ -187,7 +187,9 @@ mod tests {
     proptest! {
         #[test]
         fn a_place_survives_its_cursor(
-            passed in 0..u64::MAX / 4, last in prop::option::of(element()), next in prop::collection::vec(element(), 0..=NEXT),
+            passed in 0..u64::MAX / 4,
+            last in prop::option::of(element()),
+            next in prop::collection::vec(element(), 0..=NEXT),
             score in 0f64..1e10, end: [u8; 31],
         ) {
             let place = InList { passed, last, next };

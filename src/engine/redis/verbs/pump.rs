@@ -170,10 +170,8 @@ impl Common {
             let (name, again, died): (Vec<u8>, u64, u64) =
                 redis::from_redis_value(Value::Array(of.to_vec()))?;
             let Some(queue) = keys::queue_of_group(&name) else { continue };
-            self.observers.tell(|observer| {
-                observer.redelivered(&queue, again);
-                observer.died(&queue, died);
-            });
+            self.observer.redelivered(&queue, again);
+            self.observer.died(&queue, died);
         }
         Ok(())
     }

@@ -114,7 +114,8 @@ pub fn section(visit: &Visit, counted: Option<&Counted>) -> Markup {
             nav.range aria-label="Steps of the chart of due jobs" {
                 span.more { "Due jobs" }
                 @for (unit, words) in UNITS {
-                    a href=(visit.fields.link(&[("due", Some(unit))])) aria-current=[(by == Some(unit)).then_some("true")] { (words) }
+                    @let current = (by == Some(unit)).then_some("true");
+                    a href=(visit.fields.link(&[("due", Some(unit))])) aria-current=[current] { (words) }
                 }
             }
             @if let Some(behind) = counted.and_then(|counted| counted.behind.as_ref()) { p.note { (text(behind)) } }

@@ -175,7 +175,7 @@ impl PartitionCore {
         calls: &[Publication],
     ) -> Result<Vec<Result<Published>>> {
         let jobs = calls.iter().map(|call| call.jobs.len()).sum();
-        self.common.observers.tell(|observer| observer.published_together(jobs));
+        self.common.observer.published_together(jobs);
         if let Some(answers) = self.publish_once(lane, arrived, calls).await? {
             return Ok(answers);
         }
