@@ -455,7 +455,9 @@ impl Push {
         change: impl FnMut(Read) -> Result<Option<PushRecord>>,
     ) -> Result<Option<PushRecord>> {
         let changed = self.server.change(key, change).await;
-        self.apply().await;
+        if let Ok(Some(_)) = &changed {
+            self.apply().await;
+        }
         changed
     }
 

@@ -1,51 +1,110 @@
-//! Occurrences that a failover may have lost. The job and the record of a step may be on different servers of a store,
-//! or be sent over different connections. So a failover can lose the job although the record says that it was placed.
-//! Publishing it again stores what was lost, and has no effect on what was not.
+//! Occurrences that a failover may have lost. The job and the record of a step are sent over different connections, and
+//! may be on different servers of a store: a failover can lose the job although the record says that it was placed. So
+//! each server remembers what it has published lately, and publishes it again after a new connection to the pool's
+//! store. The idempotency key makes this store only what was lost.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::core::Scheduler;
-use super::record::Schedule;
-use crate::clock::Millis;
-use crate::engine::{Publication, Published};
-use crate::error::Result;
-use crate::job::JobId;
-use crate::schedule::{self, Became, Entry, Place};
+use crate::engine::{How, OnConflict, Publication, Published, together};
+use crate::error::Error;
+use crate::outage::Outage;
 
-/// How long ago an occurrence may have been placed. A master that was replaced accepts writes for some ten seconds.
-const LATELY: Millis = 60_000;
+/// How long publications are remembered. A master that was replaced accepts writes for some ten seconds.
+const LATELY: Duration = Duration::from_secs(60);
+/// Maximum number of remembered publications, and bytes of their bodies.
+const MOST: usize = 4096;
+const MOST_BYTES: usize = 16 << 20;
+/// How long no connection must have been made: by then the others to the old server are closed too.
+const SETTLED: Duration = Duration::from_secs(1);
+/// Maximum number of connections waited for.
+const MOST_AWAITED: usize = 10;
+/// Attempts to publish again, and the pause between them.
+const TRIES: usize = 60;
+const PAUSE: Duration = Duration::from_secs(1);
+/// Maximum number of concurrent publishes: those of others wait for no more than these.
+const AT_A_TIME: usize = 64;
 
-impl Scheduler {
-    /// Returns the publications of a schedule's recent occurrences.
-    pub(super) fn placed_lately(&self, schedule: &Schedule, now: Millis) -> Vec<Publication> {
-        // The same setting and zone database compute the same id.
-        let since = now.saturating_sub(LATELY).max(schedule.changed_at);
-        if schedule.state.zones != self.zones.version() {
-            return Vec::new();
+/// What this server has published lately.
+#[derive(Debug, Default)]
+pub struct Recent(Mutex<Jobs>);
+
+#[derive(Debug, Default)]
+struct Jobs {
+    all: VecDeque<(Instant, Publication)>,
+    bytes: usize,
+}
+
+impl Recent {
+    pub fn add(&self, mut job: Publication) {
+        // If it is published again, a newer job may have its key.
+        job.jobs.iter_mut().filter_map(|of| of.key.as_mut()).for_each(|(_, on)| *on = OnConflict::Keep);
+        let mut jobs = self.0.lock();
+        jobs.bytes += job.bytes();
+        jobs.all.push_back((Instant::now(), job));
+        while let Some((at, oldest)) = jobs.all.front()
+            && (at.elapsed() > LATELY || jobs.all.len() > MOST || jobs.bytes > MOST_BYTES)
+        {
+            jobs.bytes -= oldest.bytes();
+            jobs.all.pop_front();
         }
-        let is_placed =
-            |entry: &&Entry| entry.at > since && matches!(entry.outcome, Became::Placed | Became::CaughtUp);
-        // Of those that share a key, an earlier one must not replace a later one.
-        let most = if schedule.setting.key.is_some() { 1 } else { usize::MAX };
-        let entries = schedule.state.history.entries.iter().filter(is_placed).take(most);
-        let mut entries = entries.peekable();
-        let Some(when) = entries.peek().and_then(|_| schedule.when(&self.zones)) else { return Vec::new() };
-        let publication = |entry: &Entry| {
-            let occurrence = when.after(entry.due.saturating_sub(1)).next()?;
-            let id = schedule::job_id(&schedule.id.namespace, &schedule.id.name, &occurrence);
-            // The store may have written a partition into the middle of the id.
-            let end = |id: JobId| id.to_bytes()[11..].to_vec();
-            let is_same = entry.job_id.as_deref().and_then(JobId::parse).is_some_and(|of| end(of) == end(id));
-            let place = Place { occurrence, caught_up: entry.outcome == Became::CaughtUp };
-            (occurrence.due == entry.due && is_same).then(|| self.job_of(schedule, &place))
-        };
-        entries.filter_map(publication).collect()
     }
 
-    /// Publishes the job of an occurrence again.
-    pub(super) async fn confirm(&self, job: Publication) -> Result<()> {
-        let id = job.jobs.first().map(|of| of.job.id.to_string());
-        if let Published::Done(_) = self.engine.publish(job).await? {
-            tracing::warn!(pool = %self.pool, id, "the job of a placed occurrence was lost in a failover; it is published again");
+    fn all(&self) -> Vec<Publication> {
+        self.0.lock().all.iter().map(|(_, job)| job.clone()).collect()
+    }
+}
+
+/// Publishes recent occurrences again after each new connection to the pool's store, until `stop`.
+pub async fn confirm(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: CancellationToken) {
+    let mut connections = outage.connections();
+    let confirm = async {
+        while connections.changed().await.is_ok() {
+            for _ in 0..MOST_AWAITED {
+                if timeout(SETTLED, connections.changed()).await.is_err() {
+                    break;
+                }
+            }
+            let mut jobs = scheduler.store.recent.all();
+            for _ in 0..TRIES {
+                jobs = scheduler.publish_again(jobs).await;
+                if jobs.is_empty() {
+                    break;
+                }
+                sleep(PAUSE).await;
+            }
         }
-        Ok(())
+    };
+    stop.run_until_cancelled(confirm).await;
+}
+
+impl Scheduler {
+    /// Publishes jobs of occurrences again. Returns those that the store could not take.
+    async fn publish_again(&self, jobs: Vec<Publication>) -> Vec<Publication> {
+        let mut left = Vec::new();
+        for some in jobs.chunks(AT_A_TIME) {
+            let published = some.iter().map(|job| self.engine.publish(job.clone()));
+            for (job, published) in some.iter().zip(together::all(published).await) {
+                match published {
+                    Ok(Published::Done(placed)) => {
+                        for placed in placed.iter().filter(|placed| placed.how == How::New) {
+                            let (pool, id) = (&self.pool, placed.id.to_string());
+                            tracing::warn!(%pool, id, "a job of a schedule was lost, and is published again");
+                        }
+                    }
+                    Err(error) if error.is_out_of_memory() => left.push(job.clone()),
+                    // A job with this id is stored.
+                    Ok(_) | Err(Error::Refused(_) | Error::Closed) => {}
+                    Err(_) => left.push(job.clone()),
+                }
+            }
+        }
+        left
     }
 }

@@ -42,8 +42,6 @@ pub struct Scheduler {
     by_newer: AtomicU64,
     /// Latest time of day of the pool.
     heard: AtomicU64,
-    /// Number of connections made to the pool's store.
-    connections: AtomicU64,
     /// Number of times it was set back by more than [`RAN_AHEAD`] since the start.
     set_back: AtomicU64,
 }
@@ -81,7 +79,6 @@ impl Scheduler {
             by_older,
             by_newer,
             heard: AtomicU64::new(0),
-            connections: AtomicU64::new(0),
             set_back: AtomicU64::new(0),
         }
     }
@@ -97,13 +94,7 @@ impl Scheduler {
 
     /// Returns a number that changes with each event that requires a walk through all schedules.
     pub fn causes_to_walk(&self) -> u64 {
-        let causes = [&self.by_older, &self.set_back, &self.connections];
-        causes.iter().fold(0, |sum, cause| sum.wrapping_add(cause.load(Ordering::Relaxed)))
-    }
-
-    /// Records the number of connections made to the pool's store.
-    pub fn hear_connections(&self, count: u64) {
-        self.connections.store(count, Ordering::Relaxed);
+        self.by_older.load(Ordering::Relaxed).wrapping_add(self.set_back.load(Ordering::Relaxed))
     }
 
     /// Corrects a schedule decided by a clock that ran ahead. Returns whether it needed correction.

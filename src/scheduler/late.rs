@@ -25,9 +25,8 @@ const PLANNED_AT_ONCE: usize = 16;
 
 /// Processes late schedules until `stop`, and reports each result to `outage`.
 pub async fn catch_up(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: CancellationToken) {
-    let (mut retry, mut walk, mut connections) = (Retry::default(), Walk::default(), outage.connections());
+    let (mut retry, mut walk) = (Retry::default(), Walk::default());
     while !stop.is_cancelled() {
-        scheduler.hear_connections(*connections.borrow_and_update());
         let woken_times = scheduler.late.woken_times();
         let looked = scheduler.look_late_and_walk(&mut walk).await;
         let wait = retry.wait(looked, &outage);
@@ -37,8 +36,6 @@ pub async fn catch_up(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: Canc
             biased;
             () = stop.cancelled() => return,
             () = scheduler.late.woken(), if rests => {}
-            // `outage` is not dropped.
-            _ = connections.changed() => {}
             () = sleep(wait) => {}
         }
     }

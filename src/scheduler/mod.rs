@@ -8,8 +8,8 @@
 //! - `store`: the records of a pool's schedules, and the step of one; `stored`: the encoding of a record; `index`: due
 //!   times in memory.
 //! - `record`: a decoded schedule, and the encoding of its setting and progress; `place`: one check of a schedule;
-//!   `change`, `run` and `find`: requests; `condition`: their preconditions; `confirm`: what a failover may have lost; `core`: shared state; `troubles`: errors
-//!   that could not be written to a record.
+//!   `confirm`: what a failover may have lost; `change`, `run` and `find`: requests; `condition`: their preconditions;
+//!   `core`: shared state; `troubles`: errors that could not be written to a record.
 //!
 //! [`schedule`]: crate::schedule
 
@@ -32,6 +32,7 @@ mod walk;
 
 pub use self::change::{Changed, Run};
 pub use self::condition::{Condition, Matches, NotChanged};
+pub use self::confirm::confirm;
 pub use self::core::Scheduler;
 pub use self::find::FoundSchedule;
 pub use self::late::catch_up;

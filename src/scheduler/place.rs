@@ -318,7 +318,7 @@ impl Scheduler {
 
     /// Returns the publication of an occurrence's job. Its id and idempotency key depend only on the schedule's name
     /// and the occurrence, so that a repeated publish stores no second job, even after a change of the setting.
-    pub fn job_of(&self, schedule: &Schedule, Place { occurrence, caught_up }: &Place) -> Publication {
+    fn job_of(&self, schedule: &Schedule, Place { occurrence, caught_up }: &Place) -> Publication {
         let ScheduleId { namespace, name } = &schedule.id;
         let id = schedule::job_id(namespace, name, occurrence);
         let key = schedule::occurrence_key(name, id);

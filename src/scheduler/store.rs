@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout};
 
+use super::confirm::Recent;
 use super::index::{Creating, Due, GRACE, Index};
 use super::stored::{
     Head, Landed, ScheduleId, SchedulePut, ScheduleState, ScheduleStep, ScheduleVersion, Stepped,
@@ -99,6 +100,7 @@ pub struct ScheduleStore {
     followed: AsyncMutex<(SettingVersion, Option<Instant>)>,
     /// The latest known upper bound on the revisions of deleted schedules.
     known_floor: AtomicU64,
+    pub recent: Recent,
 }
 
 impl ScheduleStore {
@@ -121,6 +123,7 @@ impl ScheduleStore {
             index: Mutex::new(Index::new(server.into())),
             followed: AsyncMutex::default(),
             known_floor: AtomicU64::new(0),
+            recent: Recent::default(),
         }
     }
 
@@ -302,8 +305,9 @@ impl ScheduleStore {
             return Ok(if is_there { Stepped::Done { version, landed: None } } else { Stepped::Stale });
         }
         if let Some(job) = put.job.take() {
-            match self.engine.publish(job).await {
+            match self.engine.publish(job.clone()).await {
                 Ok(Published::Done(placed) | Published::Replay(placed)) => {
+                    self.recent.add(job);
                     put.landed = placed.first().map(|placed| Landed { at: self.now(), placed: *placed });
                 }
                 Ok(other) => return Ok(Stepped::NotPlaced(other)),

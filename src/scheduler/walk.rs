@@ -1,7 +1,6 @@
 //! A walk through all schedules: recomputes the next check of those written by a server with an older zone database,
-//! corrects those decided by a clock that ran ahead, and publishes what a failover may have lost. A walk starts with the
-//! server, when a server with an older database has written records, when the pool's clock was set back, and when a
-//! connection to the pool's store was made.
+//! and corrects those decided by a clock that ran ahead. A walk starts with the server, when a server with an older
+//! database has written records, and when the pool's clock was set back.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use super::core::Scheduler;
 use super::place::Plan;
 use super::record::Schedule;
 use super::task::{MAX_DUE, apart};
-use crate::engine::{Publication, together};
+use crate::engine::together;
 use crate::error::Result;
 
 /// Minimum pause between two walks, as a multiple of the duration of the last.
@@ -58,17 +57,13 @@ impl Scheduler {
             return Ok(wait);
         }
         let all = self.store.part(walk.from.as_deref(), MAX_DUE).await?;
-        let (mut plans, mut placed): (Vec<Plan>, Vec<Publication>) = (Vec::new(), Vec::new());
-        apart(|| {
-            for stored in &all.schedules {
-                let Ok(schedule) = Schedule::read(stored.clone()) else { continue };
-                placed.extend(self.placed_lately(&schedule, all.now));
-                plans.extend(self.recompute(schedule, stored.next, all.now));
-            }
+        let plans: Vec<Plan> = apart(|| {
+            let stale = all.schedules.iter().filter_map(|stored| {
+                let schedule = Schedule::read(stored.clone()).ok()?;
+                self.recompute(schedule, stored.next, all.now)
+            });
+            stale.collect()
         });
-        for published in together::all(placed.into_iter().map(|job| self.confirm(job))).await {
-            published?;
-        }
         for looked in together::all(plans.into_iter().map(|plan| self.carry_out(plan, all.now))).await {
             looked?;
         }

@@ -65,6 +65,8 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
         let (name, stop) = (&pool.name, tasks.stopping().clone());
         let catches_up = scheduler::catch_up(pool.scheduler.clone(), pool.outage.clone(), stop.clone());
         tasks.spawn_essential(format!("the catch-up of pool {name}"), catches_up);
+        let confirms = scheduler::confirm(pool.scheduler.clone(), pool.outage.clone(), stop.clone());
+        tasks.spawn_essential(format!("the confirmation of occurrences of pool {name}"), confirms);
         let places = scheduler::run(pool.scheduler.clone(), pool.outage.clone(), stop);
         tasks.spawn_essential(format!("the scheduler of pool {name}"), async move {
             if let Err(error) = places.await {

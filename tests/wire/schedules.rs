@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::support::client::{Response, send};
 use crate::support::redis_server::RedisServer;
-use crate::support::servers::{Store, TestServer, on_each_store};
+use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
+use crate::support::wait::until;
 
 const BASE: &str = "/api/ns/_schedules";
 
@@ -584,4 +585,55 @@ on_each_store! {
     the_whole_set_is_put,
     schedules_are_bounded,
     the_metrics_tell_of_schedules,
+}
+
+/// Deletes these keys, as a failover does whose new master has not got them, and closes all connections.
+fn lose(redis: &RedisServer, lost: impl Fn(&[u8]) -> bool) {
+    let mut connection = redis.connection();
+    let keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(&mut connection).expect("keys");
+    for key in keys.iter().filter(|key| lost(key)) {
+        let () = redis::cmd("DEL").arg(key).query(&mut connection).expect("it is deleted");
+    }
+    let kill = ["KILL", "TYPE", "normal", "SKIPME", "yes"];
+    let () = redis::cmd("CLIENT").arg(&kill).query(&mut connection).expect("connections are closed");
+}
+
+/// Guards against occurrences whose record survives a failover while their job does not: the two are sent over different
+/// connections, and may be on different servers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_job_of_an_occurrence_that_a_failover_lost_is_published_again() {
+    let redis = RedisServer::start();
+    let server = TestServer::start(&redis_toml(&redis), ()).await;
+    let token = server.token("ns").await;
+    let is_of = |key: &[u8], queue: &str| {
+        ["q", "j", "dormouse/once"].iter().any(|kind| {
+            let (list, of_jobs) = (format!("{kind}/ns/{queue}"), format!("{kind}/ns/{queue}/"));
+            key == list.as_bytes() || key.starts_with(of_jobs.as_bytes())
+        })
+    };
+    let job = async |queue: &str| {
+        let peek = send(server.api("GET", &format!("/api/ns/{queue}/peek"), &token)).await;
+        (peek.status == 200).then(|| peek.job_id())
+    };
+    let set = async |queue: &str| {
+        let start = jiff::Timestamp::now().as_second() + 3;
+        let setting = json!({ "queue": queue, "every": 86400, "start": start, "ttl": 0 });
+        put(&server, &token, &format!("/{queue}"), &setting).await.expect(201);
+        until("it is placed", async || {
+            let shown = get(&server, &token, &format!("/{queue}")).await.expect(200);
+            shown.json["counts"]["placed"] == 1
+        })
+        .await;
+        job(queue).await.expect("a job")
+    };
+    let first = set("q").await;
+    lose(&redis, |key| is_of(key, "q"));
+    until("the job is there again", async || job("q").await.as_deref() == Some(&*first)).await;
+    send(server.api("DELETE", &format!("/api/ns/q/job/{first}"), &token)).await.expect(204);
+
+    // The next failover loses another job. What is acked does not come again.
+    let second = set("z").await;
+    lose(&redis, |key| is_of(key, "z"));
+    until("the second job is there again", async || job("z").await.as_deref() == Some(&*second)).await;
+    assert_eq!(job("q").await, None, "the first job was acked");
 }

@@ -107,13 +107,14 @@ impl Link {
         call.arrived() + within
     }
 
-    /// Returns the result of an exchange on this [`patient`] connection: `Away` if there is no reply by `end`. If `late` returns a function, it handles a reply that arrives
-    /// afterwards; meanwhile the connection stays open, even if others drop it. If the connection breaks first, nothing
-    /// is done.
+    /// Returns the result of an exchange on this [`patient`] connection: `Away` if there is no reply by `end`, which
+    /// also closes the connection unless the call is `movable`. If `late` returns a function, it handles a reply that
+    /// arrives afterwards; meanwhile the connection stays open, even if others drop it. If the connection breaks first,
+    /// nothing is done.
     pub async fn exchange<T, S, L>(
         &self,
         connection: &Connection,
-        end: Instant,
+        (end, movable): (Instant, bool),
         exchange: impl Future<Output = Outcome<T>> + Send + 'static,
         late: impl FnOnce() -> Option<L>,
     ) -> Outcome<T>
@@ -129,7 +130,9 @@ impl Link {
                 if let Some(late) = late() {
                     self.listen(connection, exchange, late);
                 }
-                Err(Fault::away("no answer in time"))
+                // Other calls on the connection have more time.
+                let fault = if movable { Fault::unsure } else { Fault::away };
+                Err(fault("no answer in time"))
             }
         };
         outcome.inspect_err(|fault| self.connections.report(connection, fault))

@@ -157,7 +157,8 @@ impl Link {
     ) -> (Arc<Link>, Vec<Keeper>) {
         let [tasks, keepers] = [(); 2].map(|()| Tasks::new(common.failure.clone()));
         let (closing, closed) = (tasks.stopping().clone(), keepers.stopping().clone());
-        let connections = Connections::with_end(common.pool.clone(), connector, hears, closing, closed);
+        let outages = (hears, Some(common.outage.clone()));
+        let connections = Connections::with_end(common.pool.clone(), connector, outages, closing, closed);
         let mut to_keep: Vec<Keeper> = Vec::new();
         let mut shared = |name| {
             let (shared, keep) = SharedConnection::new(connections.clone());

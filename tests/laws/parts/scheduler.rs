@@ -33,7 +33,6 @@ use crate::settings_stage::MemorySettings;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
-use crate::support::wait::until;
 
 const SECOND: Duration = Duration::from_secs(1);
 const BOUNDS: ScheduleBounds = ScheduleBounds { of_namespace: 10_000, of_pool: 10_000 };
@@ -411,37 +410,6 @@ async fn three_servers_place_each_occurrence_once() {
     let counts = play.get("s").await.state.history.counts;
     assert_eq!(counts.get(&Became::Placed), Some(&30), "{counts:?}");
     assert_eq!(play.jobs().await.len(), 30, "one job each");
-}
-
-/// Guards against occurrences whose record survives a failover while their job does not: the two may be on different
-/// servers of a store.
-#[tokio::test]
-async fn a_job_that_a_failover_lost_is_published_again() {
-    let of = json!({ "queue": "q", "every": 3600, "ttl": 0 });
-    let old = Play::new();
-    old.set("s", of.clone()).await;
-    old.pass(SECOND * 3600).await;
-    let first = old.jobs().await.pop().expect("a job").id;
-
-    // The new master has the records, and no job.
-    let master = Arc::new(ModelEngine::new(old.clock.clone()));
-    let new = Play::with(master, old.settings.clone(), old.clock.clone());
-    let (outage, stop) = (Outage::new("the pool"), CancellationToken::new());
-    let late = tokio::spawn(scheduler::catch_up(new.scheduler.clone(), outage.clone(), stop.clone()));
-    until("the job is there again", async || !new.jobs().await.is_empty()).await;
-    assert_eq!(new.jobs().await.iter().map(|job| job.id).collect::<Vec<_>>(), [first]);
-    ok("ack", new.engine.ack(&queue("q"), &[(first, None)]).await);
-
-    // The next failover loses another schedule's job. What is acked does not come again.
-    old.set("z", json!({ "queue": "q", "every": 30, "ttl": 0 })).await;
-    old.pass(SECOND * 30).await;
-    outage.connected();
-    until("the second job is there", async || !new.jobs().await.is_empty()).await;
-    let ids: Vec<_> = new.jobs().await.iter().map(|job| job.id).collect();
-    assert_eq!(ids.len(), 1, "only what was lost: {ids:?}");
-    assert_ne!(ids, [first]);
-    stop.cancel();
-    late.await.expect("no panic");
 }
 
 /// Guards against placing an occurrence after another server has deleted or paused its schedule.

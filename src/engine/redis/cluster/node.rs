@@ -53,7 +53,6 @@ impl Node {
         let has: Arc<RwLock<BTreeSet<Partition>>> = Arc::default();
         let of_node = ListsOfNode { lists: lists.clone(), has: has.clone() };
         let (link, guards) = Link::to_node(connector.clone(), common, Box::new(of_node));
-        common.outage.connected();
         link.tasks.spawn_essential("the watch on a node's ready lists", watch::run(link.clone()));
         if common.wait_replicas > 0 {
             link.tasks.spawn_essential("the watch on a node's replicas", link.clone().watch_replicas());

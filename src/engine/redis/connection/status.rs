@@ -22,6 +22,8 @@ pub struct Connections {
     pub connector: Arc<Connector>,
     /// Receives every failed attempt to connect. `None` if callers report failures themselves.
     outage: Option<Arc<Outage>>,
+    /// Receives every connection made.
+    made: Option<Arc<Outage>>,
     /// Cancelled when the engine closes.
     pub closing: CancellationToken,
     /// Cancelled when the last task of a closing engine has ended. Until then shared connections stay open.
@@ -50,8 +52,8 @@ impl Connections {
         outage: impl Into<Option<Arc<Outage>>>,
         closing: CancellationToken,
     ) -> Arc<Connections> {
-        let closed = closing.clone();
-        Connections::with_end(pool, connector, outage, closing, closed)
+        let (outage, closed) = (outage.into(), closing.clone());
+        Connections::with_end(pool, connector, (outage.clone(), outage), closing, closed)
     }
 
     /// Like `new`, for engines that still use shared connections while closing: they stay open until `closed` is
@@ -59,14 +61,14 @@ impl Connections {
     pub fn with_end(
         pool: Arc<str>,
         connector: Arc<Connector>,
-        outage: impl Into<Option<Arc<Outage>>>,
+        (outage, made): (Option<Arc<Outage>>, Option<Arc<Outage>>),
         closing: CancellationToken,
         closed: CancellationToken,
     ) -> Arc<Connections> {
         // Another Redis that becomes the master also ends the back-off.
         let (down, answered) = (watch::Sender::default(), connector.retry().clone());
-        let (outage, open) = (outage.into(), Mutex::default());
-        Arc::new(Connections { pool, connector, outage, closing, closed, open, down, answered })
+        let open = Mutex::default();
+        Arc::new(Connections { pool, connector, outage, made, closing, closed, open, down, answered })
     }
 
     /// Reports that an attempt to connect failed, or that a connection broke.
@@ -105,7 +107,7 @@ impl Connections {
         open.lost.retain(|lost| !lost.is_cancelled());
         open.lost.push(connection.lost.clone());
         drop(open);
-        self.outage.iter().for_each(|outage| outage.connected());
+        self.made.iter().for_each(|outage| outage.connected());
         Ok(connection)
     }
 

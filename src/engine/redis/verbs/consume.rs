@@ -114,7 +114,7 @@ impl PartitionCore {
                 link.return_undelivered(late.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
-        link.exchange(&connection, end, exchange, late).await
+        link.exchange(&connection, (end, false), exchange, late).await
     }
 
     fn read_consumed(

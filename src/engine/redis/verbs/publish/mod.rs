@@ -275,7 +275,9 @@ impl PartitionCore {
             calls => self.plain_step(calls, is_staged),
         };
         let mut step = step.map_err(|e| Fault::refused(e.to_string()))?;
-        step.call.arrived_at(*arrived).movable(!waits);
+        // A large value may take long to send.
+        let bytes: usize = jobs_of(calls).map(bytes_of).sum();
+        step.call.arrived_at(*arrived).movable(!waits && bytes <= MAX_VALUES);
         self.send_step(link, &connection, calls, (step, owes)).await
     }
 
@@ -290,7 +292,7 @@ impl PartitionCore {
     ) -> Outcome<Answered> {
         let sent = Instant::now();
         let PublishStep { call, new, plain } = step;
-        let end = link.answer_by(&call);
+        let limit = (link.answer_by(&call), call.is_movable());
         let exchange = {
             let (through, mut redis) = (link.clone(), patient(connection));
             async move {
@@ -307,7 +309,7 @@ impl PartitionCore {
                 }
             })
         };
-        let (now, outcome) = link.exchange(connection, end, exchange, late).await?;
+        let (now, outcome) = link.exchange(connection, limit, exchange, late).await?;
         link.clock.learn(sent, now);
         Ok((now, outcome, new))
     }
