@@ -3,24 +3,17 @@
 //! each server remembers what it has published lately, and publishes it again after a new connection to the pool's
 //! store. The idempotency key makes this store only what was lost.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::core::Scheduler;
-use crate::engine::{How, OnConflict, Publication, Published, together};
+use crate::engine::{How, Publication, Published, together};
 use crate::error::Error;
 use crate::outage::Outage;
 
-/// How long publications are remembered. A master that was replaced accepts writes for some ten seconds.
-const LATELY: Duration = Duration::from_secs(60);
-/// Maximum number of remembered publications, and bytes of their bodies.
-const MOST: usize = 4096;
-const MOST_BYTES: usize = 16 << 20;
 /// How long no connection must have been made: by then the others to the old server are closed too.
 const SETTLED: Duration = Duration::from_secs(1);
 /// Maximum number of connections waited for.
@@ -30,36 +23,6 @@ const TRIES: usize = 60;
 const PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of concurrent publishes: those of others wait for no more than these.
 const AT_A_TIME: usize = 64;
-
-/// What this server has published lately.
-#[derive(Debug, Default)]
-pub struct Recent(Mutex<Jobs>);
-
-#[derive(Debug, Default)]
-struct Jobs {
-    all: VecDeque<(Instant, Publication)>,
-    bytes: usize,
-}
-
-impl Recent {
-    pub fn add(&self, mut job: Publication) {
-        // If it is published again, a newer job may have its key.
-        job.jobs.iter_mut().filter_map(|of| of.key.as_mut()).for_each(|(_, on)| *on = OnConflict::Keep);
-        let mut jobs = self.0.lock();
-        jobs.bytes += job.bytes();
-        jobs.all.push_back((Instant::now(), job));
-        while let Some((at, oldest)) = jobs.all.front()
-            && (at.elapsed() > LATELY || jobs.all.len() > MOST || jobs.bytes > MOST_BYTES)
-        {
-            jobs.bytes -= oldest.bytes();
-            jobs.all.pop_front();
-        }
-    }
-
-    fn all(&self) -> Vec<Publication> {
-        self.0.lock().all.iter().map(|(_, job)| job.clone()).collect()
-    }
-}
 
 /// Publishes recent occurrences again after each new connection to the pool's store, until `stop`.
 pub async fn confirm(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: CancellationToken) {

@@ -8,8 +8,8 @@
 //! - `store`: the records of a pool's schedules, and the step of one; `stored`: the encoding of a record; `index`: due
 //!   times in memory.
 //! - `record`: a decoded schedule, and the encoding of its setting and progress; `place`: one check of a schedule;
-//!   `confirm`: what a failover may have lost; `change`, `run` and `find`: requests; `condition`: their preconditions;
-//!   `core`: shared state; `troubles`: errors that could not be written to a record.
+//!   `confirm`, `recent`: what a failover may have lost; `change`, `run` and `find`: requests; `condition`: their
+//!   preconditions; `core`: shared state; `troubles`: errors that could not be written to a record.
 //!
 //! [`schedule`]: crate::schedule
 
@@ -22,6 +22,7 @@ mod find;
 mod index;
 mod late;
 mod place;
+mod recent;
 mod record;
 mod run;
 mod store;

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout};
 
-use super::confirm::Recent;
 use super::index::{Creating, Due, GRACE, Index};
+use super::recent::Recent;
 use super::stored::{
     Head, Landed, ScheduleId, SchedulePut, ScheduleState, ScheduleStep, ScheduleVersion, Stepped,
     StoredSchedule,

@@ -85,10 +85,10 @@ impl PartitionCore {
         let mut of_timers = redis::pipe();
         of_timers.cmd("ZCARD").arg(&self.keys.timer_set);
         of_timers.cmd("ZRANGE").arg(&self.keys.timer_set).arg(0).arg(0).arg("WITHSCORES");
-        of_timers.cmd("ZCARD").arg(&self.keys.buckets);
         of_timers.cmd("ZRANGE").arg(&self.keys.buckets).arg(0).arg(0).arg("WITHSCORES");
-        let (timers, first, buckets, first_packed): (u64, Vec<Value>, u64, Vec<Value>) =
-            self.query_all(&of_timers).await?;
+        let (timers, first, first_packed): (u64, Vec<Value>, Vec<Value>) = self.query_all(&of_timers).await?;
+        let mut packed = 0;
+        self.each_bucket(|_, jobs| packed += jobs).await?;
         let mut sizes = Vec::with_capacity(queues.len());
         for chunk in queues.chunks(CHUNK) {
             self.trim_dead(chunk).await?;
@@ -120,10 +120,7 @@ impl PartitionCore {
         let due = first_due(&first).into_iter().chain(first_due(&first_packed)).min();
         let overdue = due.and_then(|due| self.now_micros().checked_sub(due));
         let overdue = overdue.filter(|late| *late > 0).map(Duration::from_micros);
-        // Packed jobs have no timers, but are counted as delayed. The counts may be too low, and a bucket has a job.
-        let counted: u64 = sizes.iter().flat_map(|size| [size.delayed, size.running]).flatten().sum();
-        let timers = if buckets == 0 { timers } else { counted.max(timers + buckets) };
-        Ok(Stats { timers, overdue, queues: sizes, gauges: Vec::new() })
+        Ok(Stats { timers: timers + packed, overdue, queues: sizes, gauges: Vec::new() })
     }
 
     /// Runs commands on lists. A key of another type counts as an empty list.
