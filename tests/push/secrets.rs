@@ -228,6 +228,8 @@ async fn while_a_fleet_gets_its_key_those_that_have_it_push() {
     after.admin("POST", "/push/ns/q/pause", "").await.expect(200);
     before.admin("POST", "/push/ns/q/resume", "").await.expect(409);
     assert_eq!(after.state("q").await, "paused");
+    // The contract: the server without the key sees within a second that it cannot read the setting.
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     let count = stage.receiver.count();
     let waits = before.publish("q", "", "x").await;
     let other = stage.set(&before, "other").await;
