@@ -432,9 +432,12 @@ async fn who_waits_at_a_queue_that_is_spread_goes_on_waiting_while_a_master_is_a
     server.get(&token, path).await.expect(200);
     server.get(&token, path).await.expect(404);
     let waits = tokio::spawn(send(server.api("GET", &format!("{path}?timeout=30"), &token)));
+    // A call that is sent to the master while it dies is answered 500.
+    server.until_parked(1).await;
     cluster.servers[2].kill();
-    until("it is away", async || server.get(&token, path).await.status == 503).await;
+    until("it is away", async || send(server.admin("GET", "/ready?all=1")).await.status == 503).await;
     let away = "this part of the pool cannot be reached";
+    until("nobody waits for it", async || server.get(&token, path).await.status == 503).await;
     assert_503(&server.get(&token, path).await, away, "a consume without timeout");
     let began = std::time::Instant::now();
     assert_503(&server.get(&token, &format!("{path}?timeout=3")).await, away, "at the end of its time");
