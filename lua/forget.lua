@@ -6,6 +6,7 @@
 -- 1,024 names. Appends to `gone` the key of each job whose timer it deleted, and the timer's score; '' unless `exact`,
 -- since reading the score costs a quarter of an ack.
 local function forget_timers(timer_set, keys, gone, exact)
+  if #keys == 0 then return end
   local names_left, from = 1024, 0
   for _, to in ipairs({1, 7, 63, 255}) do
     local rest = {}

@@ -17,7 +17,7 @@
 --         calls are refused and nothing has changed; {now, 2}: a staged value has expired, and nothing has changed
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's), 1,024 names of timers
 local list_count, job_count, replaced_count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local staged, buckets, may_be_packed = ARGV[4] % 2 == 1, nil, nil
+local staged, buckets, may_be_packed = ARGV[4] == '1' or ARGV[4] == '3', nil, nil
 if ARGV[4] >= '2' then
   local PACKED = 5
   buckets, may_be_packed = table.remove(KEYS), {}
@@ -81,9 +81,9 @@ end
 -- of memory. (Staged values already have their memory.)
 local elements_of, timers, timers_size, packed = {}, {}, 0, buckets and {}
 -- Whether to pack a job. The bucket has jobs that are due at about the time in their ids.
-local function packs(job, delay)
+local packs = buckets and function(job, delay)
   local arg = may_be_packed[job]
-  if ARGV[arg + 4] == '' then return false end
+  if not arg or ARGV[arg + 4] == '' then return false end
   local later = now + delay - ARGV[arg + 4]
   if math.abs(later) > 30000000 then return false end
   packed[#packed + 1] = {job = job, arg = arg, later = later + (now + delay) % 2}
@@ -91,7 +91,7 @@ local function packs(job, delay)
 end
 for job = 1, job_count do
   local arg = 6 * job - 1
-  if not refused[ARGV[arg]] and not (buckets and may_be_packed[job] and packs(job, ARGV[arg + 3])) then
+  if not refused[ARGV[arg]] and not (packs and packs(job, ARGV[arg + 3])) then
     if staged then
       if ARGV[arg + 2] == '0' then call('PERSIST', job_keys[job])
       else call('PEXPIRE', job_keys[job], ARGV[arg + 2]) end
