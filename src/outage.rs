@@ -32,8 +32,8 @@ pub struct Outage {
     count: AtomicU64,
     /// Notified when an outage begins.
     began: Notify,
-    /// Number of connections made so far.
-    connections: watch::Sender<u64>,
+    /// Sent to when a connection is made.
+    connections: watch::Sender<()>,
 }
 
 /// Consecutive periods of failures.
@@ -111,11 +111,11 @@ impl Outage {
 
     /// Reports a new connection to the store. It may be another server than before, without its last writes.
     pub fn connected(&self) {
-        self.connections.send_modify(|count| *count += 1);
+        self.connections.send_replace(());
     }
 
-    /// Returns the number of connections made so far, and its changes.
-    pub fn connections(&self) -> watch::Receiver<u64> {
+    /// Returns a receiver that is told of each new connection.
+    pub fn connections(&self) -> watch::Receiver<()> {
         self.connections.subscribe()
     }
 

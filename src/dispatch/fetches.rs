@@ -205,11 +205,12 @@ impl Dispatcher {
         lists: &mut WaitLists,
         queues: &Wanted,
         fetch: Fetch,
-        Consumed { jobs, more }: Consumed,
+        Consumed { jobs, more, notifies }: Consumed,
     ) -> Option<bool> {
         let list = lists.get(queues)?;
         (list.serving, list.took_over) = (None, false);
         let full = jobs.len() >= fetch.ttrs.len();
+        let more = more && !(notifies && list.is_registered() && !list.has_impatient());
         list.skipping = more && !full;
         let mut jobs = jobs.into_iter();
         for (arrival, count) in fetch.waiters {

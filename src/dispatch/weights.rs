@@ -72,7 +72,7 @@ impl WeightShares {
             }
             let order = passes.lock().order();
             let queues = reordered(&wanted.queues, &order);
-            let Consumed { jobs, more } = match engine.consume(&queues, &left[..asked]).await {
+            let Consumed { jobs, more, .. } = match engine.consume(&queues, &left[..asked]).await {
                 Ok(consumed) => consumed,
                 Err(error) if all.jobs.is_empty() => return Err(error),
                 // Deliver the jobs already taken. If the failure persists, the next fetch reports it.

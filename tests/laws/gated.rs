@@ -34,6 +34,7 @@ pub struct Gated<E> {
     has_skipped: AtomicBool,
     away: AtomicBool,
     unseen: AtomicBool,
+    leaves_open: AtomicBool,
     panics: AtomicBool,
     ack_panics: AtomicBool,
     /// The job that cannot be acked.
@@ -74,6 +75,7 @@ impl<E: Engine> Gated<E> {
             has_skipped: AtomicBool::new(false),
             away: AtomicBool::new(false),
             unseen: AtomicBool::new(false),
+            leaves_open: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             ack_panics: AtomicBool::new(false),
             unreachable: Mutex::default(),
@@ -158,6 +160,11 @@ impl<E: Engine> Gated<E> {
         self.away.store(away, Ordering::SeqCst);
     }
 
+    /// The next consume that finds too few jobs leaves open whether there are more, and would notify of them.
+    pub fn leave_open(&self) {
+        self.leaves_open.store(true, Ordering::SeqCst);
+    }
+
     /// Whether consumes that find nothing could not look everywhere from now on.
     pub fn set_unseen(&self, unseen: bool) {
         self.unseen.store(unseen, Ordering::SeqCst);
@@ -229,7 +236,7 @@ impl<E: Engine> Engine for Gated<E> {
         assert!(!self.panics.load(Ordering::SeqCst), "the test says so");
         let endless = |queue: &Option<String>| queue.as_deref() == Some(queues.names()[0].as_str());
         if endless(&self.endless.borrow()) && !self.has_skipped.swap(true, Ordering::SeqCst) {
-            return Ok(Consumed { jobs: Vec::new(), more: true });
+            return Ok(Consumed { more: true, ..Consumed::default() });
         }
         let further_on =
             queues.names().iter().position(|name| self.endless.borrow().as_deref() == Some(name.as_str()));
@@ -254,6 +261,10 @@ impl<E: Engine> Engine for Gated<E> {
         // The jobs are popped; the holder of the gate decides when the caller receives them.
         let _open = self.gate.lock().await;
         self.under_way.fetch_sub(1, Ordering::SeqCst);
+        let short = |consumed: &Consumed| consumed.jobs.len() < ttrs.len();
+        if result.as_ref().is_ok_and(short) && self.leaves_open.swap(false, Ordering::SeqCst) {
+            return result.map(|consumed| Consumed { more: true, notifies: true, ..consumed });
+        }
         if jobs == 0 && self.unseen.load(Ordering::SeqCst) {
             return Err(Error::Unseen(Unreachable::Away, queues.queues().collect()));
         }

@@ -16,6 +16,7 @@ use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
 
 use crate::common::{TTR, queue, within};
+use crate::support::consume::consume;
 use crate::support::engine_ext::EngineExt;
 use crate::support::notified::Notified;
 use crate::support::redis_cluster::RedisCluster;
@@ -68,7 +69,7 @@ async fn place(engine: &RedisEngine, jobs: Vec<Placing>) -> Result<Vec<Placed>> 
 }
 
 async fn take(engine: &RedisEngine, queue: &Queue, count: usize) -> Result<Vec<Job>> {
-    Ok(engine.consume(&queue.clone().into(), &vec![TTR; count]).await?.jobs)
+    consume(engine, &queue.clone().into(), &vec![TTR; count]).await
 }
 
 /// Consumes and acks all ready jobs, and returns their bodies.
@@ -319,6 +320,23 @@ async fn a_consumer_is_told_of_a_job_in_any_partition() {
         b.ack_job(JobRef { queue: q.clone(), id: jobs[0].id }).await.expect("acked");
     }
     assert_eq!(partitions.len(), usize::from(PARTITIONS), "partitions with a job");
+}
+
+/// Guards against a read of all partitions after each job.
+#[tokio::test]
+async fn a_consume_of_a_watched_queue_reads_only_partitions_that_may_have_jobs() {
+    let cluster = RedisCluster::start();
+    let (engine, q) = (open(&cluster, &["*/*"]).await, queue("q"));
+    let _waits = Notified::attach(&*engine, std::slice::from_ref(&q));
+    assert!(take(&engine, &q, 4).await.expect("consumed").is_empty(), "nothing yet");
+    let list = q.clone().into();
+    for n in 0..24 {
+        put(&engine, &q, &n.to_string()).await.expect("published");
+        let consumed = engine.consume(&list, &[TTR; 4]).await.expect("consumed");
+        let open = (consumed.jobs.len(), consumed.more, consumed.notifies);
+        assert_eq!(open, (1, true, true), "jobs, more, and notifies, of job {n}");
+    }
+    assert!(take(&engine, &q, 4).await.expect("consumed").is_empty(), "all partitions are empty");
 }
 
 /// Guards against a publish that waits for one partition although another could take it, and against a blocked

@@ -504,7 +504,7 @@ impl Engine for ModelEngine {
         }
         drop(state);
         self.armed();
-        Ok(Consumed { jobs, more: false })
+        Ok(Consumed { jobs, ..Consumed::default() })
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {

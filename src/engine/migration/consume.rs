@@ -67,33 +67,37 @@ impl TwoStores {
     /// Returns the result of a consume of the source, and the position in the list from which on the target was not
     /// called yet. If the target has jobs of an earlier queue, they are delivered, and the source's jobs are returned.
     async fn in_order(&self, queues: &QueueList, ttrs: &[Duration], from_old: Consumed) -> (Consumed, usize) {
-        let Consumed { mut jobs, more } = from_old;
+        let Consumed { mut jobs, more, .. } = from_old;
         let (mut taken, mut seen) = (0, 0);
         while let Some(job) = jobs.get(taken) {
             let (queue, names) = (job.queue.name.clone(), &queues.names()[seen..]);
             let at = seen + names.iter().position(|name| *name == queue).unwrap_or(0);
             if let Some(earlier) = part(queues, seen..at) {
                 match self.new.consume(&earlier, &ttrs[taken..]).await {
-                    Ok(Consumed { jobs: none, more: false }) if none.is_empty() => {}
+                    Ok(Consumed { jobs: none, more: false, .. }) if none.is_empty() => {}
                     Ok(found) => {
                         self.give_back_old(jobs.split_off(taken)).await;
                         jobs.extend(from_new(found.jobs));
-                        return (Consumed { jobs, more: true }, at);
+                        return (may_have_more(jobs), at);
                     }
                     // The source's jobs are delivered; an error of the target shows in the next call.
-                    Err(_) => return (Consumed { jobs, more: true }, at),
+                    Err(_) => return (may_have_more(jobs), at),
                 }
             }
             seen = at;
             taken += jobs[taken..].iter().take_while(|job| job.queue.name == queue).count();
         }
-        (Consumed { jobs, more }, seen)
+        (Consumed { jobs, more, notifies: false }, seen)
     }
 }
 
 /// Returns a part of a list, unless it is empty.
 fn part(queues: &QueueList, range: Range<usize>) -> Option<QueueList> {
     QueueList::new(queues.namespace().clone(), queues.names()[range].iter().cloned())
+}
+
+fn may_have_more(jobs: Vec<Job>) -> Consumed {
+    Consumed { jobs, more: true, notifies: false }
 }
 
 /// Marks jobs as delivered by the target, for a give-back.

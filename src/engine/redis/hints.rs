@@ -1,5 +1,6 @@
-//! Hints about partitions that may have ready jobs of a spread queue, and the one where the next consume starts. Hints
-//! only change the order of reading partitions. Uses no connection.
+//! Hints about partitions that may have ready jobs of a spread queue, and the one where the next consume starts. A
+//! partition without a hint was seen empty, and is not read again after each job while the queue is watched. Uses no
+//! connection.
 
 use super::cluster::map::Partition;
 
@@ -11,6 +12,11 @@ pub struct Hints {
     count: u64,
     /// Partition where the next consume begins.
     next: Partition,
+    /// Whether partitions without a hint may have jobs all the same: they were not read since the queue is watched.
+    pub unread: bool,
+    /// Jobs that each partition of the last round had, if that was fewer than requested; decides how many partitions
+    /// are consumed from concurrently.
+    pub few: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +34,13 @@ pub struct Question(u64);
 impl Hints {
     /// Returns hints that any partition may have jobs.
     pub fn new(count: u16) -> Hints {
-        Hints { each: vec![Hint { notified: 1, empty: 0 }; count.into()], count: 1, next: 0 }
+        Hints {
+            each: vec![Hint { notified: 1, empty: 0 }; count.into()],
+            count: 1,
+            next: 0,
+            unread: true,
+            few: None,
+        }
     }
 
     /// Numbers a question that is about to be sent.

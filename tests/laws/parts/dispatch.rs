@@ -360,6 +360,37 @@ async fn a_publish_to_ten_thousand_parked_consumers_costs_one_fetch() {
     setup.parked(9_999).await;
 }
 
+/// Guards against a read of all partitions of a spread queue after each job, and against an empty reply, or a park, that
+/// relies on what was left open.
+#[tokio::test(start_paused = true)]
+async fn what_a_consume_leaves_open_is_asked_for_those_that_do_not_wait_and_before_a_park() {
+    let setup = Setup::new();
+    setup.engine.leave_open();
+    let polls = [setup.consumer(&["a"], 1), setup.consumer(&["a"], 1)];
+    setup.parked(2).await;
+    let before = setup.engine.fetches();
+    assert_eq!(before, 3, "one left open, one without a job, and one after the list waits");
+
+    setup.engine.leave_open();
+    setup.publish([job(&queue("a"), "x")]).await;
+    setup.parked(1).await;
+    assert_eq!(setup.engine.fetches() - before, 1, "fetches of a job for two that wait");
+
+    setup.engine.leave_open();
+    let none = setup.consumer_for(&["a"], 1, Duration::ZERO);
+    setup.settle().await;
+    assert_eq!(none.await.expect("no panic"), [""; 0], "jobs of one that does not wait");
+    assert_eq!(setup.engine.fetches() - before, 3, "two fetches for it");
+
+    setup.publish([job(&queue("a"), "y")]).await;
+    setup.parked(0).await;
+    let mut got = Vec::new();
+    for poll in polls {
+        got.extend(poll.await.expect("no panic"));
+    }
+    assert_eq!(got, ["x", "y"], "in order of arrival");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_publish_to_a_queue_that_nobody_waits_for_costs_nothing() {
     let setup = Setup::new();

@@ -269,7 +269,7 @@ impl Account {
                 }
                 loop {
                     let consumed = engine.consume(&queue.clone().into(), &[10 * LATER; 100]).await;
-                    let Consumed { jobs, more } = consumed.map_err(|e| e.to_string())?;
+                    let Consumed { jobs, more, .. } = consumed.map_err(|e| e.to_string())?;
                     if jobs.is_empty() {
                         if more {
                             continue;

@@ -1,6 +1,6 @@
 //! Consume. Consecutive queues of the list with the same home share one script call. A spread queue is consumed
-//! separately: its consumes rotate over the partitions that may have jobs, so that backlogs drain evenly. The reply is
-//! empty only if every reachable partition was seen empty during the call.
+//! separately: its consumes rotate over the partitions that may have jobs, so that backlogs drain evenly. A reply
+//! without `more` means that every reachable partition was seen empty during the call.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl Router {
             }
             let asked = if self.spreading.is_everywhere(first) {
                 rest = &rest[1..];
-                Box::pin(self.consume_everywhere(first, ttrs)).await
+                Box::pin(self.consume_everywhere(first, ttrs, queues.len() == 1)).await
             } else {
                 let home = self.partitions.home(first);
                 let same = |queue: &&Queue| {
@@ -48,7 +48,7 @@ impl Router {
             match asked {
                 Ok(some) => {
                     consumed.jobs.extend(some.jobs);
-                    consumed.more = some.more;
+                    (consumed.more, consumed.notifies) = (some.more, some.notifies);
                 }
                 // The queues after it are still served.
                 Err(Error::Unseen(why, some)) => unseen.get_or_insert((why, Vec::new())).1.extend(some),
@@ -72,14 +72,12 @@ impl Router {
         }
     }
 
-    /// Like `consume`, from a queue that may have jobs in any partition.
-    async fn consume_everywhere(&self, queue: &Queue, ttrs: &[Duration]) -> Result<Consumed> {
+    /// Like `consume`, from a queue that may have jobs in any partition. `alone`: no other queue is consumed after it, so
+    /// partitions that may have jobs are enough, and whether the others have some can stay open.
+    async fn consume_everywhere(&self, queue: &Queue, ttrs: &[Duration], alone: bool) -> Result<Consumed> {
         let hints = self.spreading.hints(queue);
         let (mut consumed, mut failed) = (Consumed::default(), Failed::new());
-        let (mut looked, mut waited) = (false, false);
-        // Jobs that each partition of the last round had, if that was fewer than requested; decides how many partitions
-        // are consumed from concurrently.
-        let mut few: Option<usize> = None;
+        let (mut read, mut looked, mut waited) = (false, false, false);
         // Bounded, since other calls publish meanwhile.
         for _ in 0..8 * self.parts.len() {
             let rest = &ttrs[consumed.jobs.len()..];
@@ -87,7 +85,7 @@ impl Router {
                 return Ok(consumed);
             }
             // With different ttrs one partition at a time, since any of them may have the next job.
-            let most = match few {
+            let most = match hints.lock().few {
                 Some(few) if rest.iter().all(|ttr| *ttr == rest[0]) => {
                     rest.len().div_ceil(few.max(1)).min(AT_A_TIME).min(rest.len())
                 }
@@ -96,8 +94,15 @@ impl Router {
             let asked = hints.lock().take(most, |partition| failed.contains_key(&partition));
             if asked.is_empty() {
                 if !looked {
+                    // Reading all partitions after each job would cost more than the job.
+                    if read && alone && failed.is_empty() && !hints.lock().unread {
+                        (consumed.more, consumed.notifies) = (true, true);
+                        return Ok(consumed);
+                    }
                     looked = true;
+                    hints.lock().unread = false;
                     self.look(queue, &mut failed).await;
+                    hints.lock().unread |= !failed.is_empty();
                 } else if consumed.jobs.is_empty() && !failed.is_empty() && !waited {
                     (looked, waited) = (false, true);
                     self.wait_for(queue, std::mem::take(&mut failed)).await?;
@@ -106,6 +111,7 @@ impl Router {
                 }
                 continue;
             }
+            read = true;
             let share = &rest[..rest.len() / asked.len()];
             let question = hints.lock().asks();
             let answers = asked
@@ -127,9 +133,7 @@ impl Router {
             }
             let came = consumed.jobs.len() - had;
             looked &= came == 0;
-            if came < share.len() * asked.len() {
-                few = Some(came / asked.len());
-            }
+            hints.lock().few = (came < share.len() * asked.len()).then_some(came / asked.len());
             if is_over || refused.is_some() {
                 consumed.more = true;
                 return refused.filter(|_| consumed.jobs.is_empty()).map_or(Ok(consumed), Err);

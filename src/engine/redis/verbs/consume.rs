@@ -169,6 +169,6 @@ impl PartitionCore {
             return Err(Fault::refused(format!("the key of queue {queue} is not a list")));
         }
         // Unreadable jobs must not hide the jobs after them.
-        Ok(Consumed { jobs, more: more || unreadable })
+        Ok(Consumed { jobs, more: more || unreadable, notifies: false })
     }
 }
