@@ -52,8 +52,8 @@ pub struct Consumed {
     /// The queues may have more ready jobs, although fewer than requested were delivered: the call has reached its
     /// bound while it skipped deleted jobs, or one of two stores did not reply. Consume again.
     pub more: bool,
-    /// With `more`: no ready job is known, and the store notifies of the next one if the queue is
-    /// [watched](super::Engine::watch). Then only a consumer that does not wait needs to consume again.
+    /// With `more`: no ready job is known, and the store notifies of those that there are. Then only a consumer that does
+    /// not wait needs to consume again.
     pub notifies: bool,
 }
 

@@ -16,7 +16,6 @@ use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
 
 use crate::common::{TTR, queue, within};
-use crate::support::consume::consume;
 use crate::support::engine_ext::EngineExt;
 use crate::support::notified::Notified;
 use crate::support::redis_cluster::RedisCluster;
@@ -68,8 +67,14 @@ async fn place(engine: &RedisEngine, jobs: Vec<Placing>) -> Result<Vec<Placed>> 
     Ok(placed(engine.publish(Publication { jobs, replaces: None, once: None }).await?))
 }
 
+/// Consumes until there are jobs, or nothing is left open.
 async fn take(engine: &RedisEngine, queue: &Queue, count: usize) -> Result<Vec<Job>> {
-    consume(engine, &queue.clone().into(), &vec![TTR; count]).await
+    loop {
+        let consumed = engine.consume(&queue.clone().into(), &vec![TTR; count]).await?;
+        if !consumed.jobs.is_empty() || !consumed.more {
+            return Ok(consumed.jobs);
+        }
+    }
 }
 
 /// Consumes and acks all ready jobs, and returns their bodies.
@@ -337,6 +342,20 @@ async fn a_consume_of_a_watched_queue_reads_only_partitions_that_may_have_jobs()
         assert_eq!(open, (1, true, true), "jobs, more, and notifies, of job {n}");
     }
     assert!(take(&engine, &q, 4).await.expect("consumed").is_empty(), "all partitions are empty");
+}
+
+/// Guards against a batch that is smaller than it could be, because other servers' jobs are not noticed.
+#[tokio::test]
+async fn a_consume_of_a_queue_that_is_not_watched_reads_all_partitions() {
+    let cluster = RedisCluster::start();
+    let (a, b, q) = (open(&cluster, &["*/*"]).await, open(&cluster, &["*/*"]).await, queue("q"));
+    assert!(take(&b, &q, 4).await.expect("consumed").is_empty(), "nothing yet");
+    for n in 0..16 {
+        put(&a, &q, &n.to_string()).await.expect("published");
+    }
+    put(&b, &q, "16").await.expect("published");
+    let consumed = b.consume(&q.clone().into(), &[TTR; 32]).await.expect("consumed");
+    assert_eq!((consumed.jobs.len(), consumed.more), (17, false), "the jobs of both servers");
 }
 
 /// Guards against a publish that waits for one partition although another could take it, and against a blocked

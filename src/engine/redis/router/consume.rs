@@ -95,7 +95,8 @@ impl Router {
             if asked.is_empty() {
                 if !looked {
                     // Reading all partitions after each job would cost more than the job.
-                    if read && alone && failed.is_empty() && !hints.lock().unread {
+                    let notifies = self.pool.common.notifiers.waits_for(queue) && !hints.lock().unread;
+                    if notifies && read && alone && failed.is_empty() {
                         (consumed.more, consumed.notifies) = (true, true);
                         return Ok(consumed);
                     }
