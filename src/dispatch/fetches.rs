@@ -211,7 +211,7 @@ impl Dispatcher {
         (list.serving, list.took_over) = (None, false);
         let full = jobs.len() >= fetch.ttrs.len();
         let more = more && !(notifies && list.is_registered() && !list.has_impatient());
-        list.skipping = more && !full;
+        list.skipping = more && !notifies && !full;
         let mut jobs = jobs.into_iter();
         for (arrival, count) in fetch.waiters {
             let share: Vec<Job> = jobs.by_ref().take(count).collect();

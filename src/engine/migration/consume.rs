@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::patience::{LOOK_AGAIN, MOST_PATIENCE, late};
 use super::stores::TwoStores;
-use crate::engine::Consumed;
+use crate::engine::{Consumed, Engine};
 use crate::error::Result;
 use crate::job::Job;
 use crate::name::QueueList;
@@ -30,7 +30,7 @@ impl TwoStores {
                 return Ok(consumed);
             }
             let later = part(queues, seen..queues.names().len());
-            match self.new.consume(later.as_ref().unwrap_or(queues), rest).await {
+            match closed(&*self.new, later.as_ref().unwrap_or(queues), rest).await {
                 Ok(found) => {
                     consumed.more = found.more || trouble.is_some() && !found.jobs.is_empty();
                     consumed.jobs.extend(from_new(found.jobs));
@@ -73,7 +73,7 @@ impl TwoStores {
             let (queue, names) = (job.queue.name.clone(), &queues.names()[seen..]);
             let at = seen + names.iter().position(|name| *name == queue).unwrap_or(0);
             if let Some(earlier) = part(queues, seen..at) {
-                match self.new.consume(&earlier, &ttrs[taken..]).await {
+                match closed(&*self.new, &earlier, &ttrs[taken..]).await {
                     Ok(Consumed { jobs: none, more: false, .. }) if none.is_empty() => {}
                     Ok(found) => {
                         self.give_back_old(jobs.split_off(taken)).await;
@@ -94,6 +94,16 @@ impl TwoStores {
 /// Returns a part of a list, unless it is empty.
 fn part(queues: &QueueList, range: Range<usize>) -> Option<QueueList> {
     QueueList::new(queues.namespace().clone(), queues.names()[range].iter().cloned())
+}
+
+/// Consumes again while the reply is empty and [leaves open](Consumed::notifies) whether there are jobs.
+pub async fn closed(engine: &dyn Engine, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+    loop {
+        let consumed = engine.consume(queues, ttrs).await?;
+        if !consumed.jobs.is_empty() || !consumed.notifies {
+            return Ok(consumed);
+        }
+    }
 }
 
 fn may_have_more(jobs: Vec<Job>) -> Consumed {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::consume::closed;
 use super::patience::{OldState, late};
 use super::stores::TwoStores;
 use crate::engine::{Consumed, Engine, together};
@@ -27,7 +28,7 @@ impl TwoStores {
         let (old, queues, ttrs) = (self.old.clone(), queues.clone(), ttrs.to_vec());
         let asked = Instant::now();
         // Not dropped if it is late: it may have taken jobs.
-        let mut call = Box::pin(async move { old.consume(&queues, &ttrs).await });
+        let mut call = Box::pin(async move { closed(&*old, &queues, &ttrs).await });
         if let Ok(answer) = timeout(self.state.patience(), &mut call).await {
             self.state.answered(asked, &answer);
             return Some(answer);

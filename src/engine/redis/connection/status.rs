@@ -116,6 +116,11 @@ impl Connections {
         self.answered.subscribe()
     }
 
+    /// Whether all connections are up now.
+    pub fn are_up(&self) -> bool {
+        *self.down.borrow() == 0
+    }
+
     /// Ends the back-off of connections that are down, since Redis has just replied.
     pub fn retry_now(&self) {
         self.answered.send_replace(());

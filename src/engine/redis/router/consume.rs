@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::Router;
 use crate::engine::redis::cluster::map::Partition;
+use crate::engine::redis::pool::Place;
 use crate::engine::{Consumed, together};
 use crate::error::{Error, Result, Unreachable};
 use crate::name::{Queue, QueueList};
@@ -95,8 +96,7 @@ impl Router {
             if asked.is_empty() {
                 if !looked {
                     // Reading all partitions after each job would cost more than the job.
-                    let notifies = self.pool.common.notifiers.waits_for(queue) && !hints.lock().unread;
-                    if notifies && read && alone && failed.is_empty() {
+                    if read && alone && failed.is_empty() && self.notifies_of(queue) {
                         (consumed.more, consumed.notifies) = (true, true);
                         return Ok(consumed);
                     }
@@ -134,7 +134,8 @@ impl Router {
             }
             let came = consumed.jobs.len() - had;
             looked &= came == 0;
-            hints.lock().few = (came < share.len() * asked.len()).then_some(came / asked.len());
+            let short = came < share.len() * asked.len() && !is_over;
+            hints.lock().few = short.then_some(came / asked.len());
             if is_over || refused.is_some() {
                 consumed.more = true;
                 return refused.filter(|_| consumed.jobs.is_empty()).map_or(Ok(consumed), Err);
@@ -146,6 +147,15 @@ impl Router {
         // There may be jobs in partitions that were not read.
         consumed.more = !failed.is_empty() || !looked;
         Ok(consumed)
+    }
+
+    /// Whether a partition without a hint has no jobs of this queue, or soon a hint: a consumer waits for the queue, all
+    /// partitions were read since, and all nodes report changed lists.
+    fn notifies_of(&self, queue: &Queue) -> bool {
+        let Place::Cluster(cluster) = &self.pool.place else { return false };
+        self.pool.common.notifiers.waits_for(queue)
+            && !self.spreading.hints(queue).lock().unread
+            && cluster.nodes().iter().all(|(link, _)| link.connections.are_up())
     }
 
     /// Finds the partitions with jobs. Skips partitions that have already failed.
