@@ -45,8 +45,8 @@ pub struct Index {
     /// Name of this server in records.
     server: Box<str>,
     known: BTreeMap<ScheduleId, Known>,
-    /// By due time.
-    due: BTreeMap<Millis, BTreeSet<ScheduleId>>,
+    /// By due time. Always with an id: `None` precedes them all in a range.
+    due: BTreeSet<(Millis, Option<ScheduleId>)>,
     counts: [u64; ScheduleState::ALL.len()],
     of_namespace: HashMap<Namespace, OfNamespace>,
     /// Number of records seen, by the zone database that computed them.
@@ -152,11 +152,8 @@ impl Index {
     ) {
         if let Some(before) = before {
             self.counts[before.state as usize] -= 1;
-            if let Some(Entry::Occupied(mut of)) = before.next.map(|next| self.due.entry(next)) {
-                of.get_mut().remove(id);
-                if of.get().is_empty() {
-                    of.remove();
-                }
+            if let Some(next) = before.next {
+                self.due.remove(&(next, Some(id.clone())));
             }
         }
         let Some((head, bytes)) = record else {
@@ -172,7 +169,7 @@ impl Index {
         let Head { state, next, .. } = *head;
         self.counts[state as usize] += 1;
         if let Some(next) = next {
-            self.due.entry(next).or_default().insert(id.clone());
+            self.due.insert((next, Some(id.clone())));
         }
         let is_own = head.server == self.server;
         self.known.insert(id.clone(), Known { version, state, next, is_own, bytes, may_be_lost: false });
@@ -238,8 +235,8 @@ impl Index {
     /// whose record another server wrote is due [`GRACE`] later here.
     pub fn due(&self, from: Millis, now: Millis, limit: usize) -> Due {
         let mut due = Due::default();
-        let upcoming = self.due.range(from..).flat_map(|(next, ids)| ids.iter().map(move |id| (*next, id)));
-        for (next, id) in upcoming {
+        let upcoming = self.due.range((from, None)..);
+        for (next, id) in upcoming.filter_map(|(next, id)| Some((*next, id.as_ref()?))) {
             // No further schedule is due before the next one found so far.
             if due.next.is_some_and(|known| known <= next) {
                 break;
