@@ -554,3 +554,29 @@ fn queue_at_any(engine: &RedisEngine, _: &RedisCluster, server: u16) -> Queue {
     let queues = (0..).map(|n| queue(&format!("q{n}")));
     queues.into_iter().find(|queue| slot_of(engine, queue) / 5462 == server).expect("there is one")
 }
+
+/// Guards against a page of queues that reads the sizes of a page of each partition.
+#[tokio::test]
+async fn a_page_of_queues_reads_the_sizes_of_its_own_queues() {
+    const LIMIT: usize = 20;
+    let cluster = RedisCluster::start();
+    let engine = open(&cluster).await;
+    let names: Vec<String> = (0..300).map(|n| format!("q{n:03}")).collect();
+    for name in &names {
+        put(&engine, &queue(name), "job").await.expect("published");
+    }
+    let (mut after, mut seen) = (None, Vec::new());
+    loop {
+        cluster.servers.iter().for_each(|node| _ = calls_of(&mut node.connection(), "llen"));
+        let page = engine.list_queues(&queue("q").namespace, after.as_ref(), LIMIT).await.expect("listed");
+        let sizes: u64 = cluster.servers.iter().map(|node| calls_of(&mut node.connection(), "llen")).sum();
+        assert_eq!(sizes, 2 * page.queues.len() as u64, "ready and dead jobs of each queue of the page");
+        let ready = page.queues.iter().all(|view| view.ready == Some(1));
+        assert!(ready, "each queue has a job: {:?}", page.queues);
+        seen.extend(page.queues.iter().map(|view| view.queue.name.to_string()));
+        let Some(next) = page.next else { break };
+        assert_eq!(page.queues.len(), LIMIT, "a page with another after it is full");
+        after = Some(next);
+    }
+    assert_eq!(seen, names, "each queue once, in order");
+}

@@ -10,6 +10,7 @@ use dormouse::engine::redis::RedisEngine;
 use dormouse::error::Result;
 use dormouse::job::{Attributes, Job, JobId, NewJob};
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
+use redis::Connection;
 
 use crate::support::consume;
 use crate::support::redis_server::RedisServer;
@@ -75,4 +76,12 @@ pub fn member(queue: &str, tries: u16, id: &str) -> Vec<u8> {
         bytes.extend(name.as_bytes());
     }
     [bytes, element(tries, id)].concat()
+}
+
+/// Returns how often Redis has executed a command since the last call.
+pub fn calls_of(conn: &mut Connection, command: &str) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
+    let _: () = redis::cmd("CONFIG").arg("RESETSTAT").query(conn).expect("RESETSTAT");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
 }

@@ -6,7 +6,7 @@ use std::num::{NonZeroU16, NonZeroUsize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::{TTR, consume, engine, id, job, queue};
+use crate::common::{TTR, calls_of, consume, engine, id, job, queue};
 use crate::proxy::Proxy;
 use crate::support::engine_ext::EngineExt;
 use crate::support::redis_server::RedisServer;
@@ -591,14 +591,6 @@ async fn a_list_does_not_follow_a_job_that_comes_back_at_the_end() {
     .await;
     let stayed: Vec<JobId> = shown.into_iter().filter(|id| all[30..].contains(id)).collect();
     assert_eq!(stayed, all[30..], "each that was ready all the while, once");
-}
-
-/// Returns how often Redis has executed a command since the last call.
-fn calls_of(conn: &mut Connection, command: &str) -> u64 {
-    let stats: String = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
-    let _: () = redis::cmd("CONFIG").arg("RESETSTAT").query(conn).expect("RESETSTAT");
-    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
-    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
 }
 
 /// Guards against reads that no limit bounds and that block Redis for milliseconds: a page of timers that belong to

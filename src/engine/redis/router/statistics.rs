@@ -1,6 +1,8 @@
 //! Statistics of a queue or of the whole pool: sizes, heads and lists of queues, summed over the partitions. Changes
 //! nothing.
 
+use std::collections::{BTreeMap, HashMap};
+
 use super::Router;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays};
 use crate::engine::redis::cluster::map::Partition;
@@ -83,28 +85,59 @@ impl Router {
         after: Option<&QueueName>,
         limit: usize,
     ) -> Result<QueuePage> {
-        if let Some(only) = self.only() {
-            return only.list_queues(namespace, after, limit).await;
+        let names = self.queue_names(namespace, after, limit).await?;
+        let mut by_part: HashMap<Partition, Vec<Queue>> = HashMap::new();
+        for (name, parts) in &names.all {
+            let queue = Queue { namespace: namespace.clone(), name: name.clone() };
+            parts.iter().for_each(|part| by_part.entry(*part).or_default().push(queue.clone()));
         }
-        let pages = self.parts.iter().map(|part| part.list_queues(namespace, after, limit));
-        let pages = together::try_all(pages).await?;
-        // After the last name of a partition's page there may be more, which are not known yet.
-        let known_to = pages.iter().filter_map(|page| page.next.clone()).min();
+        let views = by_part.into_iter().map(|(part, queues)| self.part(part).views(namespace, queues));
         let mut queues: Vec<QueueView> = Vec::new();
-        let mut all: Vec<QueueView> = pages.into_iter().flat_map(|page| page.queues).collect();
-        all.sort_unstable_by(|a, b| a.queue.cmp(&b.queue));
-        for view in all {
+        let mut views: Vec<QueueView> = together::try_all(views).await?.into_iter().flatten().collect();
+        views.sort_unstable_by(|a, b| a.queue.cmp(&b.queue));
+        for view in views {
             match queues.last_mut().filter(|last| last.queue == view.queue) {
                 Some(last) => add_view(last, &view),
                 None => queues.push(view),
             }
         }
-        let in_reach = |view: &&QueueView| known_to.as_ref().is_none_or(|to| view.queue.name <= *to);
-        let count = queues.iter().take_while(in_reach).count();
-        let more = known_to.is_some() || count > limit;
-        queues.truncate(count.min(limit));
-        let last = queues.last().map(|view| view.queue.name.clone());
-        Ok(QueuePage { queues, next: if more { last.or(known_to) } else { None } })
+        let next = names.all.into_keys().next_back().filter(|_| names.more);
+        Ok(QueuePage { queues, next })
+    }
+
+    /// Returns the first names of a namespace's queues after a name.
+    async fn queue_names(
+        &self,
+        namespace: &Namespace,
+        after: Option<&QueueName>,
+        limit: usize,
+    ) -> Result<FirstNames> {
+        let count = self.parts.len();
+        // Usually one round suffices, since a partition has few more than its share of the names.
+        let share = if count == 1 { limit } else { limit.min(2 * limit / count + 16) };
+        let (mut names, mut after) = (FirstNames::default(), after.cloned());
+        loop {
+            let found = self.parts.iter().map(|part| part.queue_names(namespace, after.as_ref(), share));
+            let found = together::try_all(found).await?;
+            // Where a partition has more names, the later ones of others are not the next ones.
+            let last = found.iter().filter(|(_, more)| *more).filter_map(|(names, _)| names.last()).min();
+            let last = last.cloned();
+            for (part, (of_part, _)) in self.parts.iter().zip(found) {
+                for name in of_part.into_iter().filter(|name| last.as_ref().is_none_or(|last| name <= last)) {
+                    names.all.entry(name).or_default().push(part.partition);
+                }
+            }
+            names.more = last.is_some();
+            if names.all.len() >= limit || !names.more {
+                break;
+            }
+            after = last;
+        }
+        while names.all.len() > limit {
+            names.all.pop_last();
+            names.more = true;
+        }
+        Ok(names)
     }
 
     /// Returns the sizes of all queues, and the gauges of a single Redis.
@@ -144,6 +177,13 @@ impl Router {
         }
         all.ok_or(Error::Closed) // there is always a partition
     }
+}
+
+/// The first names of queues, and the partitions that have each.
+#[derive(Debug, Default)]
+struct FirstNames {
+    all: BTreeMap<QueueName, Vec<Partition>>,
+    more: bool,
 }
 
 fn sum(a: Option<u64>, b: Option<u64>) -> Option<u64> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::engine::redis::core::PartitionCore;
-use crate::engine::{Estimated, QueuePage, QueueView};
+use crate::engine::{Estimated, QueueView};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName};
 
@@ -17,18 +17,27 @@ use crate::name::{Namespace, Queue, QueueName};
 const COPY_TIME: Duration = Duration::from_secs(5);
 
 impl PartitionCore {
-    /// Returns one page of the queues of a namespace, in order of name.
-    pub async fn list_queues(
+    /// Returns names of a namespace's queues in this partition, in order, and whether there are more.
+    pub async fn queue_names(
         self: &Arc<Self>,
         namespace: &Namespace,
         after: Option<&QueueName>,
         limit: usize,
-    ) -> Result<QueuePage> {
+    ) -> Result<(Vec<QueueName>, bool)> {
         if after.is_none() {
             let copied = timeout(COPY_TIME, self.wait_for_names(namespace)).await;
             copied.unwrap_or(Err(Error::Overloaded))?;
         }
-        self.page_of_queues(namespace, after, limit).await
+        let mut cmd = redis::cmd("ZRANGEBYLEX");
+        cmd.arg(self.keys.index_of(namespace));
+        cmd.arg(after.map_or_else(|| "-".to_owned(), |after| format!("({after}"))).arg("+");
+        cmd.arg("LIMIT").arg(0).arg(limit + 1);
+        let names: Vec<Vec<u8>> = self.query(&cmd).await?;
+        let more = names.len() > limit;
+        let names = names.iter().take(limit);
+        let names =
+            names.filter_map(|name| QueueName::parse_for_consume(std::str::from_utf8(name).ok()?).ok());
+        Ok((names.collect(), more))
     }
 
     /// Waits until the index has all names that the hash had at the time of the call.
@@ -72,25 +81,9 @@ impl PartitionCore {
         Ok(())
     }
 
-    async fn page_of_queues(
-        &self,
-        namespace: &Namespace,
-        after: Option<&QueueName>,
-        limit: usize,
-    ) -> Result<QueuePage> {
-        let index = self.keys.index_of(namespace);
-        let mut cmd = redis::cmd("ZRANGEBYLEX");
-        cmd.arg(&index).arg(after.map_or_else(|| "-".to_owned(), |after| format!("({after}"))).arg("+");
-        cmd.arg("LIMIT").arg(0).arg(limit + 1);
-        let names: Vec<Vec<u8>> = self.query(&cmd).await?;
-        let indexed = names.len();
-        let mut queues: Vec<Queue> = names
-            .iter()
-            .filter_map(|name| QueueName::parse_for_consume(std::str::from_utf8(name).ok()?).ok())
-            .map(|name| Queue { namespace: namespace.clone(), name })
-            .collect();
-        let more = indexed > limit;
-        queues.truncate(limit);
+    /// Returns the sizes of these queues of a namespace in this partition. Queues that were destroyed are left out, and
+    /// removed from the index.
+    pub async fn views(&self, namespace: &Namespace, queues: Vec<Queue>) -> Result<Vec<QueueView>> {
         self.trim_dead(&queues).await?;
         let mut figures = redis::pipe();
         for queue in &queues {
@@ -100,16 +93,14 @@ impl PartitionCore {
         let figures = if queues.is_empty() { Vec::new() } else { self.sizes(&figures).await? };
         let (timers, estimated) = self.timers_of(&queues).await?;
         let estimated = Estimated { timers: estimated, age: false };
-        let next = queues.last().filter(|_| more).map(|queue| queue.name.clone());
-        let mut page = QueuePage { queues: Vec::with_capacity(queues.len()), next };
-        let mut gone = Vec::new();
+        let (mut views, mut gone) = (Vec::with_capacity(queues.len()), Vec::new());
         let all = queues.into_iter().zip(figures.chunks_exact(3)).zip(timers);
         for ((queue, figures), [delayed, running]) in all {
             if figures[2] == 0 {
                 gone.push(queue.name);
                 continue;
             }
-            page.queues.push(QueueView {
+            views.push(QueueView {
                 ready: Some(figures[0]),
                 delayed: Some(delayed),
                 running: Some(running),
@@ -122,12 +113,12 @@ impl PartitionCore {
         // Their names were removed from the hash.
         if !gone.is_empty() {
             let mut forget = redis::cmd("ZREM");
-            forget.arg(&index);
+            forget.arg(self.keys.index_of(namespace));
             for name in &gone {
                 forget.arg(name.as_str());
             }
             let _: u64 = self.query(&forget).await?;
         }
-        Ok(page)
+        Ok(views)
     }
 }
