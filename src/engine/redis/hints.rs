@@ -14,6 +14,9 @@ pub struct Hints {
     next: Partition,
     /// Whether partitions without a hint may have jobs all the same: they were not read since the queue is watched.
     pub unread: bool,
+    /// Whether the last consume read partitions with hints. The next one, if it finds no hint, was probably requested
+    /// by a notice that the last one has followed too.
+    pub followed: bool,
     /// Jobs that each partition of the last round had, if that was fewer than requested; decides how many partitions
     /// are consumed from concurrently.
     pub few: Option<usize>,
@@ -39,6 +42,7 @@ impl Hints {
             count: 1,
             next: 0,
             unread: true,
+            followed: false,
             few: None,
         }
     }

@@ -95,8 +95,9 @@ impl Router {
             let asked = hints.lock().take(most, |partition| failed.contains_key(&partition));
             if asked.is_empty() {
                 if !looked {
+                    let followed = std::mem::replace(&mut hints.lock().followed, read);
                     // Reading all partitions after each job would cost more than the job.
-                    if read && alone && failed.is_empty() && self.notifies_of(queue) {
+                    if (read || followed) && alone && failed.is_empty() && self.notifies_of(queue) {
                         (consumed.more, consumed.notifies) = (true, true);
                         return Ok(consumed);
                     }
