@@ -555,28 +555,65 @@ fn queue_at_any(engine: &RedisEngine, _: &RedisCluster, server: u16) -> Queue {
     queues.into_iter().find(|queue| slot_of(engine, queue) / 5462 == server).expect("there is one")
 }
 
-/// Guards against a page of queues that reads the sizes of a page of each partition.
+/// Guards against a page of queues that reads the sizes of a page of each partition, and against queues that are
+/// skipped because the names of their partition were not all read, or are not valid.
 #[tokio::test]
 async fn a_page_of_queues_reads_the_sizes_of_its_own_queues() {
-    const LIMIT: usize = 20;
+    const LIMIT: usize = 50;
     let cluster = RedisCluster::start();
     let engine = open(&cluster).await;
-    let names: Vec<String> = (0..300).map(|n| format!("q{n:03}")).collect();
+    // Most of the first names have the same home.
+    let slot = slot_of(&engine, &queue("a"));
+    let same = (0..).map(|n| format!("a{n:05}")).filter(|name| slot_of(&engine, &queue(name)) == slot);
+    let mut names: Vec<String> = same.take(150).chain((0..150).map(|n| format!("b{n:03}"))).collect();
+    names.push("a".to_owned());
+    names.sort_unstable();
     for name in &names {
         put(&engine, &queue(name), "job").await.expect("published");
     }
+    assert_eq!(all_queues(&cluster, &engine, LIMIT).await, names, "each queue once, in order");
+    // Another program adds names that no queue can have.
+    let (node, hash) = hash_of_queues(&cluster, slot);
+    for n in 0..60 {
+        let () = redis::cmd("HSET")
+            .arg(&hash)
+            .arg(format!("!{n}"))
+            .arg(1)
+            .query(&mut node.connection())
+            .expect("HSET");
+    }
+    assert_eq!(all_queues(&cluster, &engine, LIMIT).await, names, "the invalid names are skipped");
+    assert_eq!(all_queues(&cluster, &engine, 1).await, names, "one at a time");
+}
+
+/// Lists all queues, and checks that each page reads the sizes of its queues only.
+async fn all_queues(cluster: &RedisCluster, engine: &RedisEngine, limit: usize) -> Vec<String> {
     let (mut after, mut seen) = (None, Vec::new());
     loop {
         cluster.servers.iter().for_each(|node| _ = calls_of(&mut node.connection(), "llen"));
-        let page = engine.list_queues(&queue("q").namespace, after.as_ref(), LIMIT).await.expect("listed");
+        let page = engine.list_queues(&queue("q").namespace, after.as_ref(), limit).await.expect("listed");
         let sizes: u64 = cluster.servers.iter().map(|node| calls_of(&mut node.connection(), "llen")).sum();
         assert_eq!(sizes, 2 * page.queues.len() as u64, "ready and dead jobs of each queue of the page");
         let ready = page.queues.iter().all(|view| view.ready == Some(1));
         assert!(ready, "each queue has a job: {:?}", page.queues);
         seen.extend(page.queues.iter().map(|view| view.queue.name.to_string()));
-        let Some(next) = page.next else { break };
-        assert_eq!(page.queues.len(), LIMIT, "a page with another after it is full");
+        let Some(next) = page.next else { return seen };
+        assert_eq!(page.queues.len(), limit, "a page with another after it is full");
         after = Some(next);
     }
-    assert_eq!(seen, names, "each queue once, in order");
+}
+
+/// Returns the master of a slot, and the key of its hash of queues.
+fn hash_of_queues(cluster: &RedisCluster, slot: u16) -> (&RedisServer, String) {
+    let node = &cluster.servers[cluster.master_of(slot).0];
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut node.connection()).expect("KEYS");
+    let of_slot = |key: &String| {
+        let found: u16 =
+            redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut node.connection()).expect("KEYSLOT");
+        let kind: String = redis::cmd("TYPE").arg(key).query(&mut node.connection()).expect("TYPE");
+        let is_there =
+            || redis::cmd("HEXISTS").arg(key).arg("a").query(&mut node.connection()).expect("HEXISTS");
+        found == slot && kind == "hash" && is_there()
+    };
+    (node, keys.into_iter().find(of_slot).expect("the hash of queues"))
 }

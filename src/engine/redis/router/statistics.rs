@@ -1,5 +1,5 @@
 //! Statistics of a queue or of the whole pool: sizes, heads and lists of queues, summed over the partitions. Changes
-//! nothing.
+//! no job, but drops ids of expired dead jobs and names of destroyed queues.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -113,7 +113,8 @@ impl Router {
         limit: usize,
     ) -> Result<FirstNames> {
         let count = self.parts.len();
-        // Usually one round suffices, since a partition has few more than its share of the names.
+        // One round usually suffices, since the homes of queues are distributed evenly. Of spread queues each partition
+        // has all names, so a page takes several rounds.
         let share = if count == 1 { limit } else { limit.min(2 * limit / count + 16) };
         let (mut names, mut after) = (FirstNames::default(), after.cloned());
         loop {

@@ -15,9 +15,12 @@ use crate::name::{Namespace, Queue, QueueName};
 
 /// Time that a list waits for the copy. A later list finds the names copied meanwhile.
 const COPY_TIME: Duration = Duration::from_secs(5);
+/// Number of names read at a time after invalid ones.
+const SKIPPED: usize = 1000;
 
 impl PartitionCore {
-    /// Returns names of a namespace's queues in this partition, in order, and whether there are more.
+    /// Returns names of a namespace's queues in this partition, in order, and whether there are more: then there is at
+    /// least one. Names that are not valid, which only other programs add, are skipped.
     pub async fn queue_names(
         self: &Arc<Self>,
         namespace: &Namespace,
@@ -28,16 +31,25 @@ impl PartitionCore {
             let copied = timeout(COPY_TIME, self.wait_for_names(namespace)).await;
             copied.unwrap_or(Err(Error::Overloaded))?;
         }
-        let mut cmd = redis::cmd("ZRANGEBYLEX");
-        cmd.arg(self.keys.index_of(namespace));
-        cmd.arg(after.map_or_else(|| "-".to_owned(), |after| format!("({after}"))).arg("+");
-        cmd.arg("LIMIT").arg(0).arg(limit + 1);
-        let names: Vec<Vec<u8>> = self.query(&cmd).await?;
-        let more = names.len() > limit;
-        let names = names.iter().take(limit);
-        let names =
-            names.filter_map(|name| QueueName::parse_for_consume(std::str::from_utf8(name).ok()?).ok());
-        Ok((names.collect(), more))
+        let (mut from, mut most) = (b"-".to_vec(), limit + 1);
+        if let Some(after) = after {
+            from = [b"(", after.as_str().as_bytes()].concat();
+        }
+        loop {
+            let mut cmd = redis::cmd("ZRANGEBYLEX");
+            cmd.arg(self.keys.index_of(namespace)).arg(&from).arg("+").arg("LIMIT").arg(0).arg(most);
+            let found: Vec<Vec<u8>> = self.query(&cmd).await?;
+            let mut names: Vec<QueueName> = found.iter().filter_map(|name| parse(name)).collect();
+            let more = found.len() == most || names.len() > limit;
+            match found.last() {
+                Some(last) if more && names.is_empty() => from = [b"(", &last[..]].concat(),
+                _ => {
+                    names.truncate(limit);
+                    return Ok((names, more));
+                }
+            }
+            most = most.max(SKIPPED);
+        }
     }
 
     /// Waits until the index has all names that the hash had at the time of the call.
@@ -121,4 +133,8 @@ impl PartitionCore {
         }
         Ok(views)
     }
+}
+
+fn parse(name: &[u8]) -> Option<QueueName> {
+    QueueName::parse_for_consume(std::str::from_utf8(name).ok()?).ok()
 }
