@@ -234,12 +234,16 @@ impl Dispatcher {
                 let goes_on = list.has_impatient();
                 (list.stale, list.fetching) = (goes_on, goes_on);
                 lists.reorder(queues);
-                self.start_fetches(lists.wake_others(queues));
+                // Otherwise no job is known that others could take.
+                if !notifies {
+                    self.start_fetches(lists.wake_others(queues));
+                }
                 return Some(goes_on);
             }
             return Some(true);
         }
-        // The queues were empty at some moment after the fetch began.
+        // The queues were empty at some moment after the fetch began; or the store notifies of their jobs, and nobody here
+        // is impatient.
         for waiter in list.remove_impatient(fetch.before) {
             let _ = waiter.send(Ok(self.nothing()));
         }

@@ -68,15 +68,15 @@ impl WeightShares {
             let fit = MAX_CONSUME_BYTES.saturating_sub(bytes).checked_div(largest).unwrap_or(QUANTUM);
             let asked = left.len().min(QUANTUM).min(fit);
             if asked == 0 {
-                return Ok(Consumed { more: true, ..all });
+                return Ok(Consumed { more: true, notifies: false, ..all });
             }
             let order = passes.lock().order();
             let queues = reordered(&wanted.queues, &order);
-            let Consumed { jobs, more, .. } = match engine.consume(&queues, &left[..asked]).await {
+            let Consumed { jobs, more, notifies } = match engine.consume(&queues, &left[..asked]).await {
                 Ok(consumed) => consumed,
                 Err(error) if all.jobs.is_empty() => return Err(error),
                 // Deliver the jobs already taken. If the failure persists, the next fetch reports it.
-                Err(_) => return Ok(Consumed { more: true, ..all }),
+                Err(_) => return Ok(Consumed { more: true, notifies: false, ..all }),
             };
             passes.lock().served(&order, queues_of(&jobs, &wanted.queues), weights);
             let short = jobs.len() < asked;
@@ -85,7 +85,7 @@ impl WeightShares {
                 largest = largest.max(job.body.len());
             }
             all.jobs.extend(jobs);
-            all.more = more;
+            (all.more, all.notifies) = (more, notifies);
             if short || all.jobs.len() >= ttrs.len() {
                 return Ok(all);
             }

@@ -12,10 +12,12 @@ pub struct Hints {
     count: u64,
     /// Partition where the next consume begins.
     next: Partition,
-    /// Whether partitions without a hint may have jobs all the same: they were not read since the queue is watched.
-    pub unread: bool,
-    /// Whether the last consume read partitions with hints. The next one, if it finds no hint, was probably requested
-    /// by a notice that the last one has followed too.
+    /// Number of times that the queue began to be watched, and how many of them came before the last reading of all
+    /// partitions. If some came later, partitions without a hint may have jobs all the same.
+    watches: u64,
+    read: u64,
+    /// Whether the last consume that found no more hints had read partitions with hints. The next one, if it finds no
+    /// hint at all, was probably requested by a notice that the last one has followed too.
     pub followed: bool,
     /// Jobs that each partition of the last round had, if that was fewer than requested; decides how many partitions
     /// are consumed from concurrently.
@@ -34,6 +36,10 @@ struct Hint {
 #[derive(Clone, Copy, Debug)]
 pub struct Question(u64);
 
+/// A reading of all partitions.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading(u64);
+
 impl Hints {
     /// Returns hints that any partition may have jobs.
     pub fn new(count: u16) -> Hints {
@@ -41,10 +47,31 @@ impl Hints {
             each: vec![Hint { notified: 1, empty: 0 }; count.into()],
             count: 1,
             next: 0,
-            unread: true,
+            watches: 1,
+            read: 0,
             followed: false,
             few: None,
         }
+    }
+
+    /// Records that the queue begins to be watched, or that a partition could not be read: all must be read again.
+    pub fn watch(&mut self) {
+        self.watches += 1;
+    }
+
+    /// Numbers a reading of all partitions that begins.
+    pub fn begin_reading(&self) -> Reading {
+        Reading(self.watches)
+    }
+
+    /// Records that all partitions were read.
+    pub fn end_reading(&mut self, Reading(watches): Reading) {
+        self.read = self.read.max(watches);
+    }
+
+    /// Whether partitions without a hint were empty when the queue was already watched.
+    pub fn is_read(&self) -> bool {
+        self.read == self.watches
     }
 
     /// Numbers a question that is about to be sent.
@@ -128,5 +155,24 @@ mod tests {
         assert_eq!(taken(&mut hints, 9), [0_u16; 0], "an answer to an earlier question is of before");
         hints.notify_all();
         assert_eq!(taken(&mut hints, 9).len(), 2);
+    }
+
+    /// Guards against jobs that nobody consumes: they came before the queue was watched, in a partition that was read
+    /// before as well.
+    #[test]
+    fn partitions_read_before_the_queue_was_watched_again_are_unread() {
+        let mut hints = Hints::new(2);
+        assert!(!hints.is_read(), "nothing was read yet");
+        let early = hints.begin_reading();
+        hints.watch();
+        hints.end_reading(early);
+        assert!(!hints.is_read(), "it was watched while they were read");
+        let all = hints.begin_reading();
+        hints.end_reading(all);
+        assert!(hints.is_read());
+        hints.end_reading(early);
+        assert!(hints.is_read(), "an older reading ends later");
+        hints.watch();
+        assert!(!hints.is_read());
     }
 }

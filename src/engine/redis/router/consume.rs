@@ -96,15 +96,19 @@ impl Router {
             if asked.is_empty() {
                 if !looked {
                     let followed = std::mem::replace(&mut hints.lock().followed, read);
-                    // Reading all partitions after each job would cost more than the job.
+                    // Reading all partitions after each job would cost more than the job. The dispatcher also consumes
+                    // again for a notice that came during the last consume.
                     if (read || followed) && alone && failed.is_empty() && self.notifies_of(queue) {
                         (consumed.more, consumed.notifies) = (true, true);
                         return Ok(consumed);
                     }
                     looked = true;
-                    hints.lock().unread = false;
+                    let reading = hints.lock().begin_reading();
                     self.look(queue, &mut failed).await;
-                    hints.lock().unread |= !failed.is_empty();
+                    match failed.is_empty() {
+                        true => hints.lock().end_reading(reading),
+                        false => hints.lock().watch(),
+                    }
                 } else if consumed.jobs.is_empty() && !failed.is_empty() && !waited {
                     (looked, waited) = (false, true);
                     self.wait_for(queue, std::mem::take(&mut failed)).await?;
@@ -155,7 +159,7 @@ impl Router {
     fn notifies_of(&self, queue: &Queue) -> bool {
         let Place::Cluster(cluster) = &self.pool.place else { return false };
         self.pool.common.notifiers.waits_for(queue)
-            && !self.spreading.hints(queue).lock().unread
+            && self.spreading.hints(queue).lock().is_read()
             && cluster.nodes().iter().all(|(link, _)| link.connections.are_up())
     }
 
