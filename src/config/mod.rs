@@ -10,6 +10,7 @@ mod service_links;
 mod setting;
 mod source;
 mod validate;
+mod validate_pool;
 mod warnings;
 
 use std::path::Path;

@@ -62,6 +62,7 @@ pub mod observer;
 pub mod redis;
 pub mod respawn;
 pub mod together;
+mod views;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -71,13 +72,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use self::calls::{
-    By, Consumed, Cursor, Detail, Estimated, Fingerprint, Held, How, JobList, JobPage, Listing, OnConflict,
-    Once, OnceKind, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize,
-    QueueView, Quota, Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revival, Revived, Size,
-    SizeOf, Stats, Touched, Tries, Usage, delay_in_id,
+    By, Consumed, Fingerprint, Held, How, Listing, OnConflict, Once, OnceKind, Placed, Placing, Promoted,
+    Publication, Published, Pumped, Quota, Quotas, REMEMBERED, Release, Released, Respawn, Respawned,
+    Revival, Revived, Touched, Tries, Usage, delay_in_id,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
+pub use self::views::{
+    Cursor, Detail, Estimated, JobList, JobPage, QueuePage, QueueSize, QueueView, Size, SizeOf, Stats,
+};
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};

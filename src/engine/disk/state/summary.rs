@@ -48,7 +48,7 @@ impl WriterState {
     /// Writes the summary into the group with this number.
     pub fn write_summary(&mut self, number: u64) {
         // An empty queue that was forgotten is left out.
-        let is_known = |queue: &super::queues::QueueState| queue.listed || !queue.is_empty();
+        let is_known = |queue: &super::queue::QueueState| queue.listed || !queue.is_empty();
         let all: Vec<_> = self.queues.iter().filter(|(_, queue)| is_known(queue)).collect();
         let parts: Vec<Vec<u8>> = match all.chunks(PART) {
             chunks if chunks.len() == 0 => vec![self.summary_part(number, 1, &[])],
@@ -66,7 +66,7 @@ impl WriterState {
         &self,
         number: u64,
         parts: u64,
-        queues: &[(&Queue, &super::queues::QueueState)],
+        queues: &[(&Queue, &super::queue::QueueState)],
     ) -> Vec<u8> {
         let mut out = Vec::with_capacity(48 + queues.len() * 96);
         for head in [number, parts, self.timers.delayed(), self.keys, self.once] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::clock::{Micros, micros};
 use crate::engine::disk::codec::{self, Entry, Record};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::state::queues::Waiting;
+use crate::engine::disk::state::queue::Waiting;
 use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{Consumed, MAX_CONSUME_BYTES};

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::state::queues::{QueueState, Waiting};
+use crate::engine::disk::state::queue::{QueueState, Waiting};
 use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{Estimated, QueueSize, Size, SizeOf};

@@ -3,18 +3,21 @@
 //! (lua/publish_with.lua). A publish with more values than one script call may carry first stores them in steps,
 //! invisible to clients, and becomes visible as a whole in the last call.
 
+mod calls;
 mod script;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use self::calls::{MAX_VALUES, is_large};
+pub use self::calls::{calls_to_send, check, is_plain, names_to_take_back};
 pub use self::script::{PublishOutcome, jobs_of, read_placed, unreadable};
 use self::script::{PublishStep, Stored};
-use crate::clock::{Micros, Millis};
-use crate::engine::batch::{self, Call, Caller, Reply};
+use crate::clock::Micros;
+use crate::engine::batch::{self, Call, Caller};
 use crate::engine::redis::batches::{
     self, MAX_WAITING, Plain, Taken, answer_each, arrival_of, bytes_of, serve,
 };
@@ -33,80 +36,9 @@ use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
 use crate::name::Queue;
 
-/// Maximum bytes of values in one script call. A single value may be larger.
-pub const MAX_VALUES: usize = 1 << 20;
 /// Expiry of staged values, which are stored before the call that makes them visible: longer than the steps of the
 /// largest bulk take on a slow Redis.
 pub const STAGED: Duration = Duration::from_secs(600);
-/// Latest due time, in the year 2255: Lua's numbers are exact up to here, with a margin for additions. HTTP accepts at
-/// most 136 years.
-pub const LATEST: Millis = ((1 << 53) - (1 << 30)) / 1000;
-
-pub fn is_plain(publication: &Publication) -> bool {
-    publication.once.is_none() && publication.jobs.iter().all(|job| job.key.is_none() && job.at.is_none())
-}
-
-/// Whether the values are too large for one script call, and are staged.
-fn is_large(calls: &[Publication]) -> bool {
-    let alone = matches!(calls, [call] if call.jobs.len() == 1);
-    !alone && jobs_of(calls).map(bytes_of).sum::<usize>() > MAX_VALUES
-}
-
-/// Returns the jobs, with their tries, of the calls that can be undone. Excludes calls with a key or an idempotency
-/// key, since another caller may already know their jobs, and calls that replace a job, which is already deleted.
-pub fn names_to_take_back(calls: &[Publication]) -> Vec<(usize, Vec<(JobRef, u16)>)> {
-    let may = |Publication { jobs, replaces, once }: &Publication| {
-        replaces.is_none() && once.is_none() && jobs.iter().all(|placing| placing.key.is_none())
-    };
-    let name =
-        |Placing { job, .. }: &Placing| (JobRef { queue: job.queue.clone(), id: job.id }, job.tries.get());
-    let calls = calls.iter().enumerate().filter(|(_, call)| may(call));
-    calls.map(|(i, call)| (i, call.jobs.iter().map(name).collect())).collect()
-}
-
-/// Rejects publishes that can never be stored.
-pub fn check(publication: &Publication) -> Result<()> {
-    let (mut ids, mut taken) = (HashSet::new(), HashSet::new());
-    for Placing { job, at, key } in &publication.jobs {
-        if !ids.insert((&job.queue, job.id)) {
-            return Err(id_taken());
-        }
-        if at.is_some_and(|at| at > LATEST) {
-            return Err(Error::refused("the due time is too far in the future"));
-        }
-        if let Some((key, _)) = key
-            && !taken.insert((&job.queue, key))
-        {
-            return Err(Error::refused("two jobs of one publish have the same key"));
-        }
-    }
-    Ok(())
-}
-
-/// Drops calls whose callers have disconnected, and rejects calls with an id that another job of the batch has, which
-/// can never be stored. Returns the others.
-pub fn calls_to_send(batch: Vec<Call<Plain, Published>>) -> (Vec<Publication>, Vec<Reply<Published>>) {
-    let mut seen = HashSet::new();
-    let (mut calls, mut replies) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
-    for call in batch {
-        let (Plain { publication, taken }, reply) = call.split();
-        if !taken.take() {
-            continue; // it was taken by another partition
-        }
-        let fresh =
-            publication.jobs.iter().all(|Placing { job, .. }| seen.insert((job.queue.clone(), job.id)));
-        if reply.is_abandoned() {
-            // The caller disconnected. Nothing was sent, so nothing is stored.
-        } else if fresh {
-            calls.push(publication);
-            replies.push(reply);
-        } else {
-            let _ = reply.send(Err(id_taken())); // fails if the caller has disconnected
-        }
-    }
-    (calls, replies)
-}
-
 /// A node's reply to a publish: its time, the outcome, and the queues whose names it has recorded.
 type Answered = (Micros, PublishOutcome, Vec<Queue>);
 
