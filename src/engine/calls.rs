@@ -191,7 +191,7 @@ pub enum Published {
 pub struct Placed {
     /// The job that exists now: for a duplicate, the job that existed before.
     pub id: JobId,
-    /// Its [`due_at`](JobView::due_at).
+    /// Its [`due_at`](crate::job::JobView::due_at).
     pub due_at: Option<Millis>,
     pub how: How,
 }
