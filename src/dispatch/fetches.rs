@@ -234,7 +234,7 @@ impl Dispatcher {
                 let goes_on = list.has_impatient();
                 (list.stale, list.fetching) = (goes_on, goes_on);
                 lists.reorder(queues);
-                // Otherwise no job is known that others could take.
+                // If the store notifies, no job is known that others could take.
                 if !notifies {
                     self.start_fetches(lists.wake_others(queues));
                 }

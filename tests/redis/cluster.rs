@@ -590,9 +590,9 @@ async fn a_page_of_queues_reads_the_sizes_of_its_own_queues() {
 async fn all_queues(cluster: &RedisCluster, engine: &RedisEngine, limit: usize) -> Vec<String> {
     let (mut after, mut seen) = (None, Vec::new());
     loop {
-        cluster.servers.iter().for_each(|node| _ = calls_of(&mut node.connection(), "llen"));
+        calls_of_nodes(cluster, "llen");
         let page = engine.list_queues(&queue("q").namespace, after.as_ref(), limit).await.expect("listed");
-        let sizes: u64 = cluster.servers.iter().map(|node| calls_of(&mut node.connection(), "llen")).sum();
+        let sizes = calls_of_nodes(cluster, "llen");
         assert_eq!(sizes, 2 * page.queues.len() as u64, "ready and dead jobs of each queue of the page");
         let ready = page.queues.iter().all(|view| view.ready == Some(1));
         assert!(ready, "each queue has a job: {:?}", page.queues);

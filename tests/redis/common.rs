@@ -13,6 +13,7 @@ use dormouse::name::{Namespace, PoolName, Queue, QueueName};
 use redis::Connection;
 
 use crate::support::consume;
+use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 
 /// Timeout of every wait in these tests.
@@ -84,4 +85,9 @@ pub fn calls_of(conn: &mut Connection, command: &str) -> u64 {
     let _: () = redis::cmd("CONFIG").arg("RESETSTAT").query(conn).expect("RESETSTAT");
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
     line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Returns how often the nodes of a cluster have executed a command since the last call.
+pub fn calls_of_nodes(cluster: &RedisCluster, command: &str) -> u64 {
+    cluster.servers.iter().map(|node| calls_of(&mut node.connection(), command)).sum()
 }

@@ -15,7 +15,7 @@ use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
 
-use crate::common::{TTR, calls_of, queue, within};
+use crate::common::{TTR, calls_of_nodes, queue, within};
 use crate::support::engine_ext::EngineExt;
 use crate::support::notified::Notified;
 use crate::support::redis_cluster::RedisCluster;
@@ -342,12 +342,11 @@ async fn a_consume_of_a_watched_queue_reads_only_partitions_that_may_have_jobs()
         assert_eq!(open, (1, true, true), "jobs, more, and notifies, of job {n}");
     }
     // The dispatcher consumes again for notices that came during the last consume, which has followed them.
-    cluster.servers.iter().for_each(|node| _ = calls_of(&mut node.connection(), "exists"));
+    calls_of_nodes(&cluster, "exists");
     let consumed = engine.consume(&list, &[TTR; 4]).await.expect("consumed");
     let open = (consumed.jobs.len(), consumed.more, consumed.notifies);
     assert_eq!(open, (0, true, true), "jobs, more, and notifies, without a notice");
-    let looks: u64 = cluster.servers.iter().map(|node| calls_of(&mut node.connection(), "exists")).sum();
-    assert_eq!(looks, 0, "partitions read by it");
+    assert_eq!(calls_of_nodes(&cluster, "exists"), 0, "partitions read by it");
     let consumed = engine.consume(&list, &[TTR; 4]).await.expect("consumed");
     assert_eq!((consumed.jobs.len(), consumed.more), (0, false), "the next one reads all partitions");
     assert!(take(&engine, &q, 4).await.expect("consumed").is_empty(), "all partitions are empty");

@@ -12,9 +12,9 @@ pub struct Hints {
     count: u64,
     /// Partition where the next consume begins.
     next: Partition,
-    /// Number of times that the queue began to be watched, and how many of them came before the last reading of all
-    /// partitions. If some came later, partitions without a hint may have jobs all the same.
-    watches: u64,
+    /// Number of the last time that partitions without a hint might have jobs all the same.
+    unread: u64,
+    /// Number of the last such time before all partitions were read.
     read: u64,
     /// Whether the last consume that found no more hints had read partitions with hints. The next one, if it finds no
     /// hint at all, was probably requested by a notice that the last one has followed too.
@@ -47,31 +47,32 @@ impl Hints {
             each: vec![Hint { notified: 1, empty: 0 }; count.into()],
             count: 1,
             next: 0,
-            watches: 1,
+            unread: 1,
             read: 0,
             followed: false,
             few: None,
         }
     }
 
-    /// Records that the queue begins to be watched, or that a partition could not be read: all must be read again.
-    pub fn watch(&mut self) {
-        self.watches += 1;
+    /// Records that partitions without a hint may have jobs: the queue begins to be watched, or a partition could not be
+    /// read.
+    pub fn mark_unread(&mut self) {
+        self.unread += 1;
     }
 
     /// Numbers a reading of all partitions that begins.
     pub fn begin_reading(&self) -> Reading {
-        Reading(self.watches)
+        Reading(self.unread)
     }
 
     /// Records that all partitions were read.
-    pub fn end_reading(&mut self, Reading(watches): Reading) {
-        self.read = self.read.max(watches);
+    pub fn end_reading(&mut self, Reading(unread): Reading) {
+        self.read = self.read.max(unread);
     }
 
-    /// Whether partitions without a hint were empty when the queue was already watched.
+    /// Whether all partitions were read since the queue is watched.
     pub fn is_read(&self) -> bool {
-        self.read == self.watches
+        self.read == self.unread
     }
 
     /// Numbers a question that is about to be sent.
@@ -164,7 +165,7 @@ mod tests {
         let mut hints = Hints::new(2);
         assert!(!hints.is_read(), "nothing was read yet");
         let early = hints.begin_reading();
-        hints.watch();
+        hints.mark_unread();
         hints.end_reading(early);
         assert!(!hints.is_read(), "it was watched while they were read");
         let all = hints.begin_reading();
@@ -172,7 +173,7 @@ mod tests {
         assert!(hints.is_read());
         hints.end_reading(early);
         assert!(hints.is_read(), "an older reading ends later");
-        hints.watch();
+        hints.mark_unread();
         assert!(!hints.is_read());
     }
 }

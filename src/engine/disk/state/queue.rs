@@ -26,13 +26,21 @@ pub type Waiting = (u64, Entry, Millis);
 /// Number of entries in the windows of all queues. Changed only by the writer.
 #[derive(Debug)]
 pub struct EntriesInWindows {
-    pub entries: AtomicUsize,
-    pub budget: usize,
+    entries: AtomicUsize,
+    budget: usize,
 }
 
 impl EntriesInWindows {
+    pub fn new(budget: usize) -> EntriesInWindows {
+        EntriesInWindows { entries: AtomicUsize::new(0), budget }
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.load(Ordering::Relaxed)
+    }
+
     pub fn left(&self) -> usize {
-        self.budget.saturating_sub(self.entries.load(Ordering::Relaxed))
+        self.budget.saturating_sub(self.len())
     }
 }
 
@@ -61,7 +69,7 @@ pub struct QueueState {
     /// The prefix of the queue's keys.
     pub key: Bytes,
     /// The first ready entries with their numbers, ascending: all that are on disk below `from`.
-    pub window: VecDeque<Waiting>,
+    window: VecDeque<Waiting>,
     /// Position of the next read when the window is empty. Entries from here on are on disk only.
     from: u64,
     /// Whether there are entries from `from` on.
@@ -120,7 +128,7 @@ impl QueueState {
     }
 
     /// Updates `held` after a change of the window.
-    pub fn count(&mut self) {
+    fn count(&mut self) {
         let entries = &self.held.entries;
         let now = self.window.len();
         if now >= self.counted {
@@ -129,6 +137,12 @@ impl QueueState {
             entries.fetch_sub(self.counted - now, Ordering::Relaxed);
         }
         self.counted = now;
+    }
+
+    /// Frees the memory of an empty window.
+    pub fn free_window(&mut self) {
+        self.window = VecDeque::new();
+        self.count();
     }
 
     /// Appends an entry. `seq` is larger than every number used so far.

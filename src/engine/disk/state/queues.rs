@@ -4,7 +4,6 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ahash::HashMap;
 use bytes::Bytes;
@@ -50,7 +49,7 @@ pub struct Queues {
 impl Queues {
     /// Creates an empty collection. All windows together may hold `budget` entries, and a few more per queue.
     pub fn new(budget: usize) -> Queues {
-        let held = Arc::new(EntriesInWindows { entries: AtomicUsize::new(0), budget });
+        let held = Arc::new(EntriesInWindows::new(budget));
         Queues {
             all: HashMap::default(),
             names: Names::default(),
@@ -72,7 +71,7 @@ impl Queues {
 
     /// Returns the number of entries in all windows.
     pub fn held(&self) -> usize {
-        self.held.entries.load(Ordering::Relaxed)
+        self.held.len()
     }
 
     /// Schedules a sweep at the expiry of a ready job; 0 if there may be stale entries.
@@ -199,8 +198,7 @@ impl Queues {
             && !state.idle
         {
             state.idle = true;
-            state.window = VecDeque::new();
-            state.count();
+            state.free_window();
             self.idle.push_back((now, queue.clone()));
         }
     }

@@ -107,7 +107,7 @@ impl Router {
                     self.look(queue, &mut failed).await;
                     match failed.is_empty() {
                         true => hints.lock().end_reading(reading),
-                        false => hints.lock().watch(),
+                        false => hints.lock().mark_unread(),
                     }
                 } else if consumed.jobs.is_empty() && !failed.is_empty() && !waited {
                     (looked, waited) = (false, true);

@@ -149,7 +149,7 @@ impl Router {
     /// Starts to watch the ready lists of a queue.
     pub fn watch(&self, queue: &Queue) {
         if self.spreading.is_everywhere(queue) {
-            self.spreading.hints(queue).lock().watch();
+            self.spreading.hints(queue).lock().mark_unread();
         }
         let mut links: Vec<Arc<Link>> = Vec::new();
         for part in self.parts_of(queue) {

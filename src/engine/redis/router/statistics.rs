@@ -112,10 +112,9 @@ impl Router {
         after: Option<&QueueName>,
         limit: usize,
     ) -> Result<FirstNames> {
-        let count = self.parts.len();
         // One round usually suffices, since the homes of queues are distributed evenly. Of spread queues each partition
         // has all names, so a page takes several rounds.
-        let share = if count == 1 { limit } else { limit.min(2 * limit / count + 16) };
+        let share = limit.min(2 * limit / self.parts.len() + 16);
         let (mut names, mut after) = (FirstNames::default(), after.cloned());
         loop {
             let found = self.parts.iter().map(|part| part.queue_names(namespace, after.as_ref(), share));

@@ -93,7 +93,7 @@ impl PartitionCore {
         Ok(())
     }
 
-    /// Returns the sizes of these queues of a namespace in this partition. Queues that were destroyed are left out, and
+    /// Returns the sizes of these queues, at least one, of a namespace in this partition. Queues that were destroyed are left out, and
     /// removed from the index.
     pub async fn views(&self, namespace: &Namespace, queues: Vec<Queue>) -> Result<Vec<QueueView>> {
         self.trim_dead(&queues).await?;
@@ -102,7 +102,7 @@ impl PartitionCore {
             figures.cmd("LLEN").arg(self.keys.ready(queue)).cmd("LLEN").arg(self.keys.dead(queue));
             figures.cmd("HEXISTS").arg(self.keys.queues_of(namespace)).arg(queue.name.as_str());
         }
-        let figures = if queues.is_empty() { Vec::new() } else { self.sizes(&figures).await? };
+        let figures = self.sizes(&figures).await?;
         let (timers, estimated) = self.timers_of(&queues).await?;
         let estimated = Estimated { timers: estimated, age: false };
         let (mut views, mut gone) = (Vec::with_capacity(queues.len()), Vec::new());
