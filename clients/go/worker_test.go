@@ -468,6 +468,7 @@ func TestAJobThatCannotBeTouchedIsLostAtTheEndOfItsTTR(t *testing.T) {
 	}, nil)
 	sh.clock.advance(11 * time.Second)
 	receive(t, sh.touched)
+	sh.clock.next(t, touching, 50*time.Millisecond, 100*time.Millisecond) // otherwise there is no time for another
 	sh.clock.advance(19*time.Second - time.Millisecond)
 	receive(t, sh.touched)
 	if b.ctx.Err() != nil {
