@@ -24,6 +24,7 @@ from dormouse_client import (
     Snooze,
     Worker,
 )
+from dormouse_client._thread import LoopThread
 from dormouse_client.testing import Double
 
 
@@ -213,6 +214,21 @@ def test_two_workers_share_a_client() -> None:
         for thread in threads:
             thread.join(10)
     assert len(hooks.seen) == 40
+
+
+def test_the_loop_of_a_closed_thread_is_not_stopped_again() -> None:
+    """A second stop, when the thread is garbage, would end the cleanup, and its error be shown."""
+    held = [LoopThread("closed")]
+    loop, thread = held[0].loop(), held[0]._thread
+    assert thread is not None
+
+    def close() -> None:
+        held[0].close(wait=False)
+        loop.call_soon(held.clear)  # In the same turn as the stop.
+
+    loop.call_soon_threadsafe(close)
+    thread.join(10)
+    assert loop.is_closed()
 
 
 SCRIPT = """

@@ -26,19 +26,24 @@ class LoopThread:
         self._pid = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._stop: weakref.finalize[..., LoopThread] | None = None
+        """Stops the loop, at most once: a second stop would end its thread's cleanup."""
 
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is not None and self._pid != os.getpid():
                 _left_behind.append(self._loop)
                 self._loop = None
+                if self._stop is not None:
+                    self._stop.detach()
             if self._loop is None:
                 self._pid = os.getpid()
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
                 # Not at the exit of the process: functions registered with `atexit` may still publish.
-                weakref.finalize(self, _stop, self._loop).atexit = False
+                self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+                self._stop.atexit = False
             return self._loop
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -60,9 +65,9 @@ class LoopThread:
     def close(self, wait: bool = True) -> None:
         """End the loop, and wait for its thread, except from that thread."""
         with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is not None and self._pid == os.getpid():
-            _stop(loop)
+            stop, thread, self._loop, self._thread = self._stop, self._thread, None, None
+        if stop is not None and self._pid == os.getpid():
+            stop()
             if wait and thread is not None and thread is not threading.current_thread():
                 thread.join(5)
 
@@ -80,8 +85,3 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             loop.close()
         else:
             _left_behind.append(loop)
-
-
-def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(loop.stop)
