@@ -40,8 +40,8 @@ fn record((version, value): (SettingVersion, Bytes)) -> Record {
     Record { version, value }
 }
 
-fn text(key: Bytes) -> Result<String> {
-    String::from_utf8(key.into()).map_err(Error::corrupt)
+fn text(key: &[u8]) -> Result<String> {
+    String::from_utf8(key.to_vec()).map_err(Error::corrupt)
 }
 
 #[async_trait]
@@ -72,7 +72,7 @@ impl SettingsStore for DiskSettings {
 
     async fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page> {
         let (found, mut more) = self.records.scan_settings(prefix, after, limit, SCAN_BYTES).await?;
-        let found = found.into_iter().map(|(key, row)| Ok((text(key)?, record(row))));
+        let found = found.into_iter().map(|(key, row)| Ok((text(&key)?, record(row))));
         let mut all: BTreeMap<String, Record> = found.collect::<Result<_>>()?;
         let end = all.last_key_value().map(|(last, _)| last.clone()).filter(|_| more);
         let now = Instant::now();
@@ -93,7 +93,7 @@ impl SettingsStore for DiskSettings {
         let (version, keys) = self.records.setting_changes(since, MAX_CHANGES).await?;
         let keys = keys.filter(|_| since > 0).map(|keys| {
             let of_prefix = keys.into_iter().filter(|(_, key)| key.starts_with(prefix.as_bytes()));
-            of_prefix.map(|(version, key)| Ok((text(key)?, version))).collect::<Result<_>>()
+            of_prefix.map(|(version, key)| Ok((text(&key)?, version))).collect::<Result<_>>()
         });
         Ok(SettingChanges { version, keys: keys.transpose()? })
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::state::settings::{SettingChange, SettingKey};
 use super::upkeep::space::FreeSpace;
 pub use super::verbs::settings::Row;
 use super::verbs::settings::{GetSetting, PutSetting, ReadChanges, ScanSettings};
@@ -49,13 +50,17 @@ impl Records {
         after: Option<&str>,
         limit: usize,
         most: usize,
-    ) -> Result<(Vec<(Bytes, Row)>, bool)> {
+    ) -> Result<(Vec<(SettingKey, Row)>, bool)> {
         let scan = ScanSettings { prefix: bytes(prefix), after: after.map(bytes), limit, bytes: most };
         self.handle.ask(scan).await
     }
 
     /// Returns the current version, and the changes since `since`; `None`: any key may have changed.
-    pub async fn setting_changes(&self, since: u64, most: usize) -> Result<(u64, Option<Vec<(u64, Bytes)>>)> {
+    pub async fn setting_changes(
+        &self,
+        since: u64,
+        most: usize,
+    ) -> Result<(u64, Option<Vec<SettingChange>>)> {
         self.handle.ask(ReadChanges { since, most }).await
     }
 }

@@ -3,8 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
-
-use bytes::Bytes;
+use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::engine::disk::codec;
@@ -13,12 +12,16 @@ use crate::engine::disk::store::{Fatal, Space, Store};
 /// Number of changes kept.
 const CHANGES_KEPT: usize = 20_000;
 
+pub type SettingKey = Arc<[u8]>;
+/// The version of a change, and the key that was changed.
+pub type SettingChange = (u64, SettingKey);
+
 /// The keys of all settings.
 #[derive(Debug, Default)]
 pub struct Settings {
-    versions: BTreeMap<Bytes, u64>,
+    versions: BTreeMap<SettingKey, u64>,
     /// The latest changes, oldest first.
-    log: VecDeque<(u64, Bytes)>,
+    log: VecDeque<SettingChange>,
     /// Version of the last change.
     version: u64,
     /// Changes up to this version are no longer in the log.
@@ -32,7 +35,7 @@ impl Settings {
         for item in store.all(Space::Settings) {
             let (key, value) = item?;
             let version = codec::read_setting(&value)?.0;
-            all.versions.insert(Bytes::copy_from_slice(&key), version);
+            all.versions.insert(Arc::from(&key[..]), version);
             all.version = all.version.max(version);
         }
         all.floor = all.version;
@@ -49,8 +52,10 @@ impl Settings {
     }
 
     /// Records a change, and returns its version.
-    pub fn change(&mut self, key: Bytes, is_there: bool, now: Micros) -> u64 {
+    pub fn change(&mut self, key: &[u8], is_there: bool, now: Micros) -> u64 {
         self.version = now.max(self.version + 1);
+        let known = self.versions.get_key_value(key).map(|(key, _)| key.clone());
+        let key = known.unwrap_or_else(|| key.into());
         match is_there {
             true => _ = self.versions.insert(key.clone(), self.version),
             false => _ = self.versions.remove(&key),
@@ -65,17 +70,21 @@ impl Settings {
     }
 
     /// Returns the keys with `prefix` after `after`, in order.
-    pub fn keys(&self, prefix: &[u8], after: Option<&[u8]>) -> impl Iterator<Item = &Bytes> {
+    pub fn keys<'a>(
+        &'a self,
+        prefix: &'a [u8],
+        after: Option<&'a [u8]>,
+    ) -> impl Iterator<Item = &'a SettingKey> {
         let from = match after.filter(|after| *after >= prefix) {
-            Some(after) => Bound::Excluded(Bytes::copy_from_slice(after)),
-            None => Bound::Included(Bytes::copy_from_slice(prefix)),
+            Some(after) => Bound::Excluded(after),
+            None => Bound::Included(prefix),
         };
-        let range = self.versions.range((from, Bound::Unbounded)).map(|(key, _)| key);
+        let range = self.versions.range::<[u8], _>((from, Bound::Unbounded)).map(|(key, _)| key);
         range.take_while(move |key| key.starts_with(prefix))
     }
 
     /// Returns the current version, and up to `most` changes since `since`; `None`: any key may have changed.
-    pub fn changes(&self, since: u64, most: usize) -> (u64, Option<Vec<(u64, Bytes)>>) {
+    pub fn changes(&self, since: u64, most: usize) -> (u64, Option<Vec<SettingChange>>) {
         if since == self.version {
             return (self.version, Some(Vec::new()));
         }

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use crate::clock::Micros;
 use crate::engine::disk::codec;
 use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::settings::{SettingChange, SettingKey};
 use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
 
@@ -59,7 +60,7 @@ impl Step for PutSetting {
         if state.settings.version_of(&key) != expected {
             return Ok(Err(state.read_setting(&key)?));
         }
-        let version = state.settings.change(key.clone(), value.is_some(), now);
+        let version = state.settings.change(&key, value.is_some(), now);
         match value {
             Some(value) => state.txn.put_row(Space::Settings, key.to_vec(), codec::setting(version, &value)),
             None => state.txn.delete_row(Space::Settings, key.to_vec()),
@@ -72,13 +73,13 @@ impl Step for PutSetting {
 
 impl Step for ScanSettings {
     /// The records, and whether there may be more.
-    type Reply = (Vec<(Bytes, Row)>, bool);
+    type Reply = (Vec<(SettingKey, Row)>, bool);
     const MUST_LAST: bool = false;
 
     fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Self::Reply> {
         let ScanSettings { prefix, after, limit, bytes: most } = self;
         let keys = state.settings.keys(&prefix, after.as_deref()).take(limit + 1);
-        let keys: Vec<Bytes> = keys.cloned().collect();
+        let keys: Vec<SettingKey> = keys.cloned().collect();
         let (mut found, mut bytes) = (Vec::new(), 0);
         for key in &keys[..keys.len().min(limit)] {
             if bytes >= most {
@@ -95,7 +96,7 @@ impl Step for ScanSettings {
 
 impl Step for ReadChanges {
     /// As [`Settings::changes`](crate::engine::disk::state::settings::Settings::changes) returns them.
-    type Reply = (u64, Option<Vec<(u64, Bytes)>>);
+    type Reply = (u64, Option<Vec<SettingChange>>);
     const MUST_LAST: bool = false;
 
     fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Self::Reply> {
@@ -104,7 +105,7 @@ impl Step for ReadChanges {
 }
 
 impl WriterState {
-    fn read_setting(&self, key: &Bytes) -> Result<Option<Row>, Fatal> {
+    fn read_setting(&self, key: &[u8]) -> Result<Option<Row>, Fatal> {
         if self.settings.version_of(key).is_none() {
             return Ok(None);
         }
