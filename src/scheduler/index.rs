@@ -44,7 +44,7 @@ struct OfNamespace {
 pub struct Index {
     /// Name of this server in records.
     server: Box<str>,
-    known: BTreeMap<ScheduleId, Known>,
+    known: HashMap<ScheduleId, Known>,
     /// By due time. Always with an id: `None` precedes them all in a range.
     due: BTreeSet<(Millis, Option<ScheduleId>)>,
     counts: [u64; ScheduleState::ALL.len()],
@@ -60,7 +60,8 @@ pub struct Index {
 /// Due schedules, and the time of the next one.
 #[derive(Debug, Default)]
 pub struct Due {
-    pub ids: Vec<ScheduleId>,
+    /// With their due times, earliest first.
+    pub schedules: Vec<(Millis, ScheduleId)>,
     /// Due time of the next schedule, possibly past; `None`: never. Exact up to [`GRACE`] from now.
     pub next: Option<Millis>,
 }
@@ -243,13 +244,13 @@ impl Index {
             }
             let is_own = self.known.get(id).is_some_and(|known| known.is_own);
             let at = if is_own { next } else { next.saturating_add(GRACE) };
-            if at <= now && due.ids.len() < limit {
-                due.ids.push(id.clone());
+            if at <= now && due.schedules.len() < limit {
+                due.schedules.push((next, id.clone()));
                 continue;
             }
             due.next = Some(due.next.map_or(at, |known| known.min(at)));
             // The next check takes place before any later schedule is due.
-            if due.ids.len() >= limit || next > now.saturating_add(GRACE) {
+            if due.schedules.len() >= limit || next > now.saturating_add(GRACE) {
                 break;
             }
         }
@@ -283,8 +284,8 @@ mod tests {
         index.see(&id("other"), 2, Some((&head("they", Some(1000)), 1)));
         index.see(&id("never"), 3, Some((&head("me", None), 1)));
         let due = |now| {
-            let Due { ids, next } = index.due(0, now, 9);
-            (ids.iter().map(|id| id.name.to_string()).collect::<Vec<_>>(), next)
+            let Due { schedules, next } = index.due(0, now, 9);
+            (schedules.iter().map(|(_, id)| id.name.to_string()).collect::<Vec<_>>(), next)
         };
         assert_eq!(due(999), (vec![], Some(1000)));
         assert_eq!(due(1000), (vec!["own".into()], Some(1000 + GRACE)));
@@ -302,13 +303,17 @@ mod tests {
         assert_eq!(see(&mut index, "s", 5, 7), Some(50), "the size of all");
         assert_eq!(see(&mut index, "s", 4, 3), None, "an older record");
         assert_eq!(index.see(&id("s"), 4, None), None, "an older deletion");
-        assert_eq!(index.due(0, 9, 9).ids.len(), 1, "the newer one stays");
+        assert_eq!(index.due(0, 9, 9).schedules.len(), 1, "the newer one stays");
         index.begin();
         assert_eq!(see(&mut index, "t", 6, 8), Some(110));
         for gone in index.end() {
             assert_eq!(index.see(&gone, SettingVersion::MAX, None), Some(60));
         }
-        assert_eq!(index.due(0, 9, 9).ids, [id("t")], "the one that was not read again was deleted");
+        assert_eq!(
+            index.due(0, 9, 9).schedules,
+            [(8, id("t"))],
+            "the one that was not read again was deleted"
+        );
         assert_eq!(index.of_namespace(&id("s").namespace), 1);
     }
 
@@ -338,11 +343,11 @@ mod tests {
         see(&mut index, 5, 900);
         index.begin();
         see(&mut index, 3, 7);
-        assert_eq!(index.due(0, 9, 9).ids, [id("s")], "the record that is left");
+        assert_eq!(index.due(0, 9, 9).schedules, [(7, id("s"))], "the record that is left");
         // This server writes while all are read.
         index.begin();
         see(&mut index, 6, 900);
         see(&mut index, 3, 7);
-        assert_eq!(index.due(0, 9, 9).ids, [], "the newest record");
+        assert_eq!(index.due(0, 9, 9).schedules, [], "the newest record");
     }
 }

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::core::Scheduler;
 use super::place::{Looked, Plan};
 use super::store::DueList;
+use super::stored::StoredSchedule;
 use super::task::{LONGEST_RETRY, Look, MAX_DUE, Retry, STALE_PAUSE, Taken, apart, is_late};
 use super::walk::Walk;
 use crate::clock::Millis;
@@ -58,10 +59,12 @@ impl Scheduler {
     pub(super) async fn look_late(&self) -> Result<Look> {
         let woken_times = self.late.woken_times();
         let due = self.store.due(DueList::Now(MAX_DUE)).await?;
+        let schedules = self.store.read_due(&due.schedules, due.now).await?;
+        let is_late = |stored: &StoredSchedule| stored.next.is_some_and(|next| is_late(next, due.now));
+        let is_left = schedules.iter().any(is_late);
         let (mut taken, mut unreadable) = (Taken::default(), 0);
-        for some in due.schedules.chunks(PLANNED_AT_ONCE) {
-            let (late, recent): (Vec<_>, Vec<_>) =
-                some.iter().cloned().partition(|stored| is_late(stored, due.now));
+        for some in schedules.chunks(PLANNED_AT_ONCE) {
+            let (late, recent): (Vec<_>, Vec<_>) = some.iter().cloned().partition(is_late);
             let (late, recent) = apart(|| (self.plans(&late, due.now), self.plans(&recent, due.now)));
             unreadable += late.1 + recent.1;
             // Other recent occurrences are left to the other task.
@@ -72,7 +75,6 @@ impl Scheduler {
             self.take(later, due.now, &mut taken).await;
         }
         self.tell(&due, unreadable);
-        let is_left = due.schedules.iter().any(|stored| is_late(stored, due.now));
         if !is_left || !taken.moved {
             let more = self.late.take(AT_A_TIME).into_iter();
             let more = more.filter_map(|schedule| self.plan(schedule, None, due.now)).collect();

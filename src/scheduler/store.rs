@@ -46,7 +46,7 @@ pub struct SchedulePage {
     pub next: Option<ScheduleName>,
 }
 
-/// Which due schedules to read.
+/// Which due schedules to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DueList {
     /// The earliest ones, up to this many.
@@ -60,8 +60,8 @@ pub enum DueList {
 pub struct DueSchedules {
     /// The pool's time of day.
     pub now: Millis,
-    /// Ordered by due time.
-    pub schedules: Vec<StoredSchedule>,
+    /// With their due times, earliest first.
+    pub schedules: Vec<(Millis, ScheduleId)>,
     /// Time until the next schedule is due, at most [`FOLLOW`]: zero if one is due already.
     pub next: Duration,
     /// Number of all schedules by state, in the order of [`ScheduleState::ALL`].
@@ -256,8 +256,7 @@ impl ScheduleStore {
         Ok(self.index.lock().len())
     }
 
-    /// Returns schedules that are due by the pool's time of day. Reads their records, so that schedules deleted or
-    /// paused before this call are not included.
+    /// Returns schedules that are due by the pool's time of day, as the index knows them.
     pub async fn due(&self, list: DueList) -> Result<DueSchedules> {
         self.follow(FOLLOW).await?;
         let now = self.now();
@@ -265,20 +264,25 @@ impl ScheduleStore {
             DueList::Now(limit) => (0, limit),
             DueList::Within(limit, time) => (now.saturating_sub(time.as_millis() as Millis), limit),
         };
-        let Due { ids, next } = self.index.lock().due(from, now, limit);
-        let mut schedules = Vec::with_capacity(ids.len());
-        let found = together::try_all(ids.iter().map(|id| self.get(id))).await?;
-        for (id, found) in ids.iter().zip(found) {
+        let index = self.index.lock();
+        let Due { schedules, next } = index.due(from, now, limit);
+        let wait = next.map_or(FOLLOW, |next| Duration::from_millis(next.saturating_sub(now)));
+        let (counts, by_zones) = (index.counts(), index.by_zones());
+        Ok(DueSchedules { now, schedules, next: wait.min(FOLLOW), counts, by_zones })
+    }
+
+    /// Reads the records of schedules, so that those deleted or paused before this call are not included.
+    pub async fn read_due(&self, due: &[(Millis, ScheduleId)], now: Millis) -> Result<Vec<StoredSchedule>> {
+        let mut schedules = Vec::with_capacity(due.len());
+        let found = together::try_all(due.iter().map(|(_, id)| self.get(id))).await?;
+        for ((_, id), found) in due.iter().zip(found) {
             match found {
                 Some(found) if found.next.is_some_and(|next| next <= now) => schedules.push(found),
                 Some(_) => {}
                 None => self.see(id, SettingVersion::MAX, None),
             }
         }
-        let index = self.index.lock();
-        let wait = next.map_or(FOLLOW, |next| Duration::from_millis(next.saturating_sub(now)));
-        let (counts, by_zones) = (index.counts(), index.by_zones());
-        Ok(DueSchedules { now, schedules, next: wait.min(FOLLOW), counts, by_zones })
+        Ok(schedules)
     }
 
     /// Takes a step: publishes its job, if it has one, and replaces the record.
