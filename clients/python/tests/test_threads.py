@@ -327,3 +327,27 @@ def test_what_runs_at_exit_may_publish() -> None:
     """Also what was registered before the client was made, which runs last."""
     ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=20, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+
+
+CLOSE_AT_EXIT = """
+import atexit
+import threading
+from dormouse_client.testing import Double
+
+client = Double().client()
+
+def close():
+    client.close()
+    print([thread.name for thread in threading.enumerate() if "dormouse" in thread.name])
+
+atexit.register(close)
+client.publish("q", "x")
+"""
+
+
+def test_a_client_may_be_closed_at_exit() -> None:
+    """Also after the functions that were registered later have run, those of `weakref` among them."""
+    ended = subprocess.run(
+        [sys.executable, "-c", CLOSE_AT_EXIT], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")

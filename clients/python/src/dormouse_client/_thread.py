@@ -42,7 +42,7 @@ class LoopThread:
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
                 # Not at the exit of the process: functions registered with `atexit` may still publish.
-                self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+                self._stop = weakref.finalize(self, _stop, self._loop)
                 self._stop.atexit = False
             return self._loop
 
@@ -65,9 +65,11 @@ class LoopThread:
     def close(self, wait: bool = True) -> None:
         """End the loop, and wait for its thread, except from that thread."""
         with self._lock:
-            stop, thread, self._loop, self._thread = self._stop, self._thread, None, None
-        if stop is not None and self._pid == os.getpid():
-            stop()
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and self._pid == os.getpid():
+            # Not by calling it, which does nothing at the exit of the process.
+            if self._stop is not None and self._stop.detach():
+                _stop(loop)
             if wait and thread is not None and thread is not threading.current_thread():
                 thread.join(5)
 
@@ -85,3 +87,8 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             loop.close()
         else:
             _left_behind.append(loop)
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(loop.stop)
