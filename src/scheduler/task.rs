@@ -1,15 +1,12 @@
-//! The task that places occurrences that are due now. It lists due schedules, reads and processes them in parts, a few
-//! parts at a time, and repeats; when none is due it sleeps until the next one or a change by this process, but not longer than the interval at which
-//! it reads other servers' changes. Occurrences that have been due for longer, and backlogs, are left to the task in
+//! The task that places occurrences that are due now. It lists due schedules, reads and processes them in concurrent
+//! parts, and repeats; when none is due it sleeps until the next one or a change by this process, but not longer than
+//! the interval at which it reads other servers' changes. Occurrences that have been due for longer, and backlogs, are left to the task in
 //! `late`, so that they never delay this task.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
-use futures_util::stream;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio_util::sync::CancellationToken;
 
@@ -34,10 +31,8 @@ pub(super) const LONGEST_RETRY: Duration = Duration::from_secs(1);
 pub(super) const STALE_PAUSE: Duration = Duration::from_millis(10);
 /// Maximum number of schedules read at a time.
 pub(super) const MAX_DUE: usize = MAX_SCAN;
-/// Maximum number of schedules listed at a time by the task for those due now.
-const MAX_LISTED: usize = 4096;
-/// Parts in which they are read, and how many at a time: while one part is planned, the store works on the others.
-const PARTS: (usize, usize) = (MAX_DUE / 4, 4);
+/// Number of schedules that are read, planned and written together. Meanwhile the store works on other parts.
+const PART: usize = MAX_DUE / 4;
 /// Maximum number of unreadable schedules to remember.
 const MOST_ASIDE: usize = 1000;
 /// Schedules that became due within the first of these times are due now. If a check does not reach all of them, those
@@ -120,12 +115,6 @@ impl Taken {
             Err(error) => self.failed = Some(error),
         }
     }
-
-    fn join(&mut self, other: Taken) {
-        self.moved |= other.moved;
-        self.stale |= other.stale;
-        self.failed = other.failed.or(self.failed.take());
-    }
 }
 
 impl Scheduler {
@@ -143,26 +132,26 @@ impl Scheduler {
         // While something is late the other task reads all due schedules and updates the metrics.
         let is_read = self.late.is_busy();
         let mut due = match is_read {
-            true => self.store.due(DueList::Within(MAX_LISTED, lately)).await?,
-            false => self.store.due(DueList::Now(MAX_LISTED)).await?,
+            true => self.store.due(DueList::Within(MAX_DUE, lately)).await?,
+            false => self.store.due(DueList::Now(MAX_DUE)).await?,
         };
         self.hear_time(due.now);
         if due.schedules.iter().any(|(next, _)| is_late(*next, due.now)) {
             self.late.wake();
             match due.next.is_zero() {
-                true => due = self.store.due(DueList::Within(MAX_LISTED, lately)).await?,
+                true => due = self.store.due(DueList::Within(MAX_DUE, lately)).await?,
                 false => due.schedules.retain(|(next, _)| !is_late(*next, due.now)),
             }
         }
         let mut taken = Taken::default();
-        let unreadable = self.take_now(&due, &mut taken).await;
+        let unreadable = self.take_now(&due, &mut taken).await?;
         if !is_read && !self.late.is_busy() {
             self.tell(&due, unreadable);
         }
         for time in more {
             if due.next.is_zero() {
-                due = self.store.due(DueList::Within(MAX_LISTED, time)).await?;
-                self.take_now(&due, &mut taken).await;
+                due = self.store.due(DueList::Within(MAX_DUE, time)).await?;
+                self.take_now(&due, &mut taken).await?;
             }
         }
         // Another server may be about to process schedules that this server cannot.
@@ -178,34 +167,18 @@ impl Scheduler {
 
     /// Takes the steps of schedules that are due now; catching up is left to the other task. Returns the number of
     /// unreadable ones.
-    async fn take_now(&self, due: &DueSchedules, taken: &mut Taken) -> u64 {
-        let (size, at_a_time) = PARTS;
-        // If a part fails as a whole, no further parts are begun: each might wait for the same timeout.
-        let has_failed = AtomicBool::new(false);
-        let parts = due.schedules.chunks(size).map(|part| self.take_part(part, &has_failed));
-        let mut parts = stream::iter(parts.collect::<Vec<_>>()).buffer_unordered(at_a_time);
+    async fn take_now(&self, due: &DueSchedules, taken: &mut Taken) -> Result<u64> {
+        let parts = due.schedules.chunks(PART).map(|part| self.take_part(part));
         let mut unreadable = 0;
-        while let Some(part) = parts.next().await {
-            let (looked, of_part) = part.unwrap_or_else(|error| (vec![Err(error)], 0));
-            let mut of = Taken::default();
-            looked.into_iter().for_each(|looked| of.add(looked));
-            has_failed.fetch_or(of.failed.is_some() && !of.moved, Ordering::Relaxed);
-            taken.join(of);
+        for (looked, of_part) in together::try_all(parts).await? {
+            looked.into_iter().for_each(|looked| taken.add(looked));
             unreadable += of_part;
         }
-        unreadable
+        Ok(unreadable)
     }
 
-    /// Takes the steps of some schedules, unless others have failed. Returns the results, and the number of unreadable
-    /// schedules.
-    async fn take_part(
-        &self,
-        part: &[(Millis, ScheduleId)],
-        has_failed: &AtomicBool,
-    ) -> Result<(Vec<Result<Looked>>, u64)> {
-        if has_failed.load(Ordering::Relaxed) {
-            return Ok((Vec::new(), 0));
-        }
+    /// Takes the steps of some schedules. Returns the results, and the number of unreadable schedules.
+    async fn take_part(&self, part: &[(Millis, ScheduleId)]) -> Result<(Vec<Result<Looked>>, u64)> {
         let now = self.store.now();
         let (plans, unreadable) = self.plans(&self.store.read_due(part, now).await?, now);
         let (catches_up, plans): (Vec<Plan>, Vec<Plan>) = plans.into_iter().partition(Plan::catches_up);

@@ -26,6 +26,7 @@ pub struct GatedSettings {
     scans_hang: watch::Sender<bool>,
     changes_hang: watch::Sender<bool>,
     hangs: watch::Sender<bool>,
+    gets: AtomicUsize,
 }
 
 impl GatedSettings {
@@ -39,7 +40,13 @@ impl GatedSettings {
             scans_hang: watch::Sender::default(),
             changes_hang: watch::Sender::default(),
             hangs: watch::Sender::default(),
+            gets: AtomicUsize::new(0),
         })
+    }
+
+    /// Returns the number of gets since the last call.
+    pub fn gets(&self) -> usize {
+        self.gets.swap(0, Ordering::SeqCst)
     }
 
     /// Makes keeps fail, or succeed again.
@@ -91,6 +98,7 @@ async fn goes_on(hangs: &watch::Sender<bool>) {
 #[async_trait]
 impl SettingsStore for GatedSettings {
     async fn get(&self, key: &str) -> Result<Option<Record>> {
+        self.gets.fetch_add(1, Ordering::SeqCst);
         self.up().await?;
         self.inner.get(key).await
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dormouse::clock::{ManualClock, Millis};
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
-use dormouse::engine::{Engine, JobList, Quota, Quotas, together};
+use dormouse::engine::{Engine, JobList, Quota, Quotas, SizeOf, together};
 use dormouse::job::{JobState, JobView};
 use dormouse::metrics::Metrics;
 use dormouse::name::{Namespace, PoolName, ScheduleName};
@@ -390,6 +390,33 @@ async fn a_death_after_any_call_loses_and_doubles_nothing() {
         assert_eq!(play.jobs().await.len(), 1 - jobs.len(), "after {calls} calls: one job in all");
     }
     assert!(between > 0, "no server has died between publish and put");
+}
+
+/// Guards against occurrences lost or duplicated where several parts are read at a time, and against asking an
+/// unavailable store for more than one list.
+#[tokio::test]
+async fn more_are_due_at_once_than_are_listed_at_a_time() {
+    const COUNT: usize = 1200;
+    let clock = manual_clock();
+    let gated = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
+    let settings = GatedSettings::new(Arc::new(MemorySettings::default()), Some(gated.clone()));
+    let play = Play::with(gated.clone(), settings.clone(), clock);
+    for n in 0..COUNT {
+        play.set(&format!("s{n}"), json!({ "queue": "q", "every": 10 })).await;
+    }
+    play.clock.advance(SECOND * 10);
+    settings.gets();
+    gated.set_calls_left(Some(1)).await; // the index follows the settings; nothing is read
+    assert!(play.scheduler.look().await.is_err(), "a store that is away");
+    let gets = settings.gets();
+    assert!((1..=500).contains(&gets), "records asked for: {gets}");
+    gated.set_calls_left(None).await;
+    play.look().await;
+    let jobs = ok("size", play.engine.size(&queue("q"), SizeOf::Ready).await).jobs;
+    assert_eq!(jobs, COUNT as u64, "one job each");
+    for n in 0..COUNT {
+        assert_eq!(play.outcomes(&format!("s{n}")).await, [(10_000, Became::Placed)], "schedule {n}");
+    }
 }
 
 /// Guards against occurrences that several servers place, and against ones that none places after two of three died.

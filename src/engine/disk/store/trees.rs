@@ -163,8 +163,8 @@ impl Trees {
                 .filter_policy(FilterPolicy::all(filter))
                 .index_block_pinning_policy(PinningPolicy::new(PINNED.0))
                 .filter_block_pinning_policy(PinningPolicy::new(PINNED.1))
-                // Of keys and values. With lengths, numbers and the last entry most blocks fit 4 KiB of memory; beyond it
-                // the allocator takes 5 KiB.
+                // Of keys and values. With lengths, numbers and the last entry most blocks fit 4 KiB of memory;
+                // beyond that the allocator takes 5 KiB.
                 .data_block_size_policy(BlockSizePolicy::all(3584))
                 .data_block_restart_interval_policy(RestartIntervalPolicy::new([10, 16]))
                 // Tables that are merged again soon are not compressed.
