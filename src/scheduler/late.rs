@@ -60,11 +60,11 @@ impl Scheduler {
         let woken_times = self.late.woken_times();
         let due = self.store.due(DueList::Now(MAX_DUE)).await?;
         let schedules = self.store.read_due(&due.schedules, due.now).await?;
-        let is_late = |stored: &StoredSchedule| stored.next.is_some_and(|next| is_late(next, due.now));
-        let is_left = schedules.iter().any(is_late);
+        let is_overdue = |stored: &StoredSchedule| stored.next.is_some_and(|next| is_late(next, due.now));
+        let is_left = schedules.iter().any(is_overdue);
         let (mut taken, mut unreadable) = (Taken::default(), 0);
         for some in schedules.chunks(PLANNED_AT_ONCE) {
-            let (late, recent): (Vec<_>, Vec<_>) = some.iter().cloned().partition(is_late);
+            let (late, recent): (Vec<_>, Vec<_>) = some.iter().cloned().partition(is_overdue);
             let (late, recent) = apart(|| (self.plans(&late, due.now), self.plans(&recent, due.now)));
             unreadable += late.1 + recent.1;
             // Other recent occurrences are left to the other task.

@@ -1,7 +1,7 @@
 //! The task that places occurrences that are due now. It lists due schedules, reads and processes them in concurrent
 //! parts, and repeats; when none is due it sleeps until the next one or a change by this process, but not longer than
-//! the interval at which it reads other servers' changes. Occurrences that have been due for longer, and backlogs, are left to the task in
-//! `late`, so that they never delay this task.
+//! the interval at which it reads other servers' changes. Occurrences that have been due for longer, and backlogs, are
+//! left to the task in `late`, so that they never delay this task.
 
 use std::io;
 use std::sync::Arc;

@@ -70,7 +70,7 @@ impl Hints {
         self.read = self.read.max(unread);
     }
 
-    /// Whether all partitions were read since the queue is watched.
+    /// Whether all partitions were read after the queue began to be watched.
     pub fn is_read(&self) -> bool {
         self.read == self.unread
     }

@@ -26,7 +26,7 @@ class LoopThread:
         self._pid = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._stop: weakref.finalize[..., LoopThread] | None = None
+        self._finalizer: weakref.finalize[..., LoopThread] | None = None
         """Stops the loop, at most once: a second stop would end its thread's cleanup."""
 
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -34,16 +34,16 @@ class LoopThread:
             if self._loop is not None and self._pid != os.getpid():
                 _left_behind.append(self._loop)
                 self._loop = None
-                if self._stop is not None:
-                    self._stop.detach()
+                if self._finalizer is not None:
+                    self._finalizer.detach()
             if self._loop is None:
                 self._pid = os.getpid()
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
                 # Not at the exit of the process: functions registered with `atexit` may still publish.
-                self._stop = weakref.finalize(self, _stop, self._loop)
-                self._stop.atexit = False
+                self._finalizer = weakref.finalize(self, _stop, self._loop)
+                self._finalizer.atexit = False
             return self._loop
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -65,10 +65,11 @@ class LoopThread:
     def close(self, wait: bool = True) -> None:
         """End the loop, and wait for its thread, except from that thread."""
         with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+            loop, thread, finalizer = self._loop, self._thread, self._finalizer
+            self._loop = self._thread = self._finalizer = None
         if loop is not None and self._pid == os.getpid():
-            # Not by calling it, which does nothing at the exit of the process.
-            if self._stop is not None and self._stop.detach():
+            # Detached and not called: at the exit of the process a call does nothing.
+            if finalizer is not None and finalizer.detach():
                 _stop(loop)
             if wait and thread is not None and thread is not threading.current_thread():
                 thread.join(5)

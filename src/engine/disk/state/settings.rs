@@ -12,6 +12,7 @@ use crate::engine::disk::store::{Fatal, Space, Store};
 /// Number of changes kept.
 const CHANGES_KEPT: usize = 20_000;
 
+/// The key of a record, shared by the map and the log.
 pub type SettingKey = Arc<[u8]>;
 /// The version of a change, and the key that was changed.
 pub type SettingChange = (u64, SettingKey);

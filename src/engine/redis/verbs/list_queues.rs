@@ -93,8 +93,8 @@ impl PartitionCore {
         Ok(())
     }
 
-    /// Returns the sizes of these queues, at least one, of a namespace in this partition. Queues that were destroyed are left out, and
-    /// removed from the index.
+    /// Returns the sizes of these queues, at least one, of a namespace in this partition. Queues that were destroyed are
+    /// left out, and removed from the index.
     pub async fn views(&self, namespace: &Namespace, queues: Vec<Queue>) -> Result<Vec<QueueView>> {
         self.trim_dead(&queues).await?;
         let mut figures = redis::pipe();
