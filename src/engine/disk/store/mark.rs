@@ -20,6 +20,8 @@ const CLOSED: &str = "closed ";
 
 /// Number of attempts to take a lock held by another process.
 const LOCK_TRIES: u32 = 5;
+/// The same if only checks hold it, each for a moment: 10 s.
+const CHECK_TRIES: u32 = 1000;
 /// Pause between attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -163,9 +165,13 @@ fn read_locked(path: &Path, file: &File) -> Result<Vec<u8>, OpenError> {
     let mut tries = 0;
     while let Err(e) = file.try_lock() {
         match e {
-            // `dormouse check` may hold it briefly.
-            TryLockError::WouldBlock if tries < LOCK_TRIES => std::thread::sleep(LOCK_PAUSE),
-            TryLockError::WouldBlock => return Err(OpenError::Locked(path.to_owned())),
+            TryLockError::WouldBlock => {
+                let most = if is_checked(file).map_err(io)? { CHECK_TRIES } else { LOCK_TRIES };
+                if tries >= most {
+                    return Err(OpenError::Locked(path.to_owned()));
+                }
+                std::thread::sleep(LOCK_PAUSE);
+            }
             TryLockError::Error(e) => return Err(io(e)),
         }
         tries += 1;
@@ -173,6 +179,15 @@ fn read_locked(path: &Path, file: &File) -> Result<Vec<u8>, OpenError> {
     let mut bytes = Vec::new();
     file.take(256).read_to_end(&mut bytes).map_err(io)?;
     Ok(bytes)
+}
+
+/// Whether a locked mark is locked by `dormouse check`, which shares its lock. A server does not.
+fn is_checked(file: &File) -> std::io::Result<bool> {
+    match file.try_lock_shared() {
+        Ok(()) => file.unlock().map(|()| true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(e)) => Err(e),
+    }
 }
 
 /// Returns whether a mark was never written.

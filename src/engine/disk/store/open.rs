@@ -295,6 +295,23 @@ mod tests {
         });
     }
 
+    /// Guards against a start refused because a check was suspended while it held the lock.
+    #[test]
+    fn a_start_waits_for_a_slow_look() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let opened = || open(dir.path(), StoreLimits::OF_A_TOOL).map(drop);
+        opened().unwrap(); // new directory
+        let look = File::open(dir.path().join(MARK)).unwrap(); // it was just written
+        look.lock_shared().unwrap(); // nobody has it
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(300));
+                drop(look);
+            });
+            opened().unwrap_or_else(|e| panic!("a start during a look: {e}"));
+        });
+    }
+
     /// Guards against discarding groups of a corrupt log as its torn tail.
     #[test]
     fn what_is_damaged_is_refused_before_a_torn_end_is_cleared() {
