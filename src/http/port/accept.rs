@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use ahash::HashMap;
 use rustix::net::sockopt;
+#[cfg(target_os = "linux")]
+use socket2::{SockFilter, SockRef};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 use tokio_rustls::TlsAcceptor;
 
-use super::connection::{Counted, LAST_CALL, Routes, connection, secured};
+use super::connection::{Counted, Routes, connection, secured};
 use crate::http::state::failed_logins::network;
 use crate::http::state::proxies::TrustedProxies;
 use crate::metrics::PortMetrics;
@@ -107,16 +109,36 @@ pub async fn serve(
             }
         }
     }
-    // To their peers, connections in the listen queue are established, and many have sent a request.
-    let until = Instant::now() + LAST_CALL;
+    // To their peers, connections in the listen queue are established, and many have sent a request. The end of the
+    // listener resets what it has not accepted.
     let Ok(listener) = listener.into_std() else { return };
+    #[cfg(target_os = "linux")]
+    if let Err(error) = drop_new(&listener) {
+        tracing::debug!(port, %error, "a connection that arrives now may be reset");
+    }
     while let Ok((stream, addr)) = listener.accept() {
         let accepted = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
-        let Ok(Ok(permit)) = timeout_at(until, permits.clone().acquire_owned()).await else { return };
+        let Ok(permit) = permits.clone().acquire_owned().await else { return };
         if let (Ok(stream), Ok(place)) = (accepted, addresses.enter(addr.ip())) {
             begin(stream, addr, (permit, place));
         }
     }
+}
+
+/// Drops the packets that ask for a new connection. Their peers ask again after a second, and are refused: a balancer
+/// sends nothing to a connection that was refused, but may have sent a request before a reset.
+#[cfg(target_os = "linux")]
+fn drop_new(listener: &std::net::TcpListener) -> io::Result<()> {
+    // Classic BPF over the TCP header, whose byte 13 has the flags; 2 is SYN. See the kernel's filter.txt.
+    const LOAD_BYTE: u16 = 0x30;
+    const JUMP_IF_ANY: u16 = 0x45;
+    const RETURN: u16 = 0x06;
+    SockRef::from(listener).attach_filter(&[
+        SockFilter::new(LOAD_BYTE, 0, 0, 13),
+        SockFilter::new(JUMP_IF_ANY, 1, 0, 2),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+        SockFilter::new(RETURN, 0, 0, 0),
+    ])
 }
 
 /// Connections by address. Addresses of one network count as one, see [`network`].
@@ -183,6 +205,8 @@ impl AcceptTrouble {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     #[tokio::test]
@@ -196,6 +220,28 @@ mod tests {
         assert_eq!(of(sockopt::tcp_keepidle(&stream)), KEEPALIVE_IDLE, "idle time before the first probe");
         assert_eq!(of(sockopt::tcp_keepintvl(&stream)), KEEPALIVE_INTERVAL, "between two questions");
         assert_eq!(sockopt::tcp_keepcnt(&stream), Ok(KEEPALIVE_COUNT), "how many questions");
+    }
+
+    /// Guards against a reset of what arrives while a server stops.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn new_connections_are_dropped_and_those_in_the_queue_stay() {
+        let listener = listen("127.0.0.1:0").await.expect("a free port").into_std().expect("a socket");
+        let addr = listener.local_addr().expect("it is bound");
+        let mut queued = TcpStream::connect(addr).await.expect("it listens");
+        drop_new(&listener).expect("filters are allowed");
+        let new = tokio::spawn(TcpStream::connect(addr));
+        let (accepted, _) = listener.accept().expect("one is in the queue");
+        accepted.set_nonblocking(true).expect("a socket");
+        let mut accepted = TcpStream::from_std(accepted).expect("a socket");
+        accepted.write_all(b"answer").await.expect("it is connected");
+        let mut answer = [0; 6];
+        queued.read_exact(&mut answer).await.expect("packets of this one are not dropped");
+        let none = listener.accept().expect_err("the new one is not in the queue");
+        assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
+        drop(listener);
+        let refused = new.await.expect("it does not panic").expect_err("nobody listens");
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused, "not reset");
     }
 
     #[tokio::test(start_paused = true)]
