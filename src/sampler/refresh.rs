@@ -1,5 +1,6 @@
 //! Refreshes single queues between two samples, so that a page shows the effect of a change at once.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -10,13 +11,15 @@ use crate::clock::Millis;
 use crate::engine::{Estimated, QueueView, SizeOf, together};
 use crate::error::Result;
 use crate::job::JobId;
+use crate::metrics::PoolMetrics;
 use crate::name::Queue;
 
 impl Sampler {
     /// Refreshes the queues changed since they were sampled, and `shown`, the queue of a page. If the store does not
-    /// reply, the sample is unchanged.
+    /// reply in time, the sample is unchanged, and the next refresh reads the changed queues.
     pub async fn refresh(&self, shown: Option<&Queue>) {
-        let mut queues = self.metrics.take_changed();
+        let mut changed = Changed { metrics: &self.metrics, unread: self.metrics.take_changed() };
+        let mut queues = changed.unread.clone();
         queues.extend(shown.filter(|queue| JobId::parse(queue.name.as_str()).is_none()).cloned());
         if queues.is_empty() {
             return;
@@ -28,6 +31,7 @@ impl Sampler {
         let mut rows = Vec::clone(&sample.rows);
         for (queue, view) in queues.into_iter().zip(views) {
             let Ok(view) = view else { continue };
+            changed.unread.remove(&queue);
             let key = (&queue.namespace, Some(&queue.name));
             let at = match position(&rows, key) {
                 Ok(at) => at,
@@ -70,6 +74,18 @@ impl Sampler {
             oldest_ready_age: None,
             estimated: Estimated::default(),
         }))
+    }
+}
+
+/// Changed queues while they are read. Those not read by the end have changed still.
+struct Changed<'a> {
+    metrics: &'a PoolMetrics,
+    unread: BTreeSet<Queue>,
+}
+
+impl Drop for Changed<'_> {
+    fn drop(&mut self) {
+        self.unread.iter().for_each(|queue| self.metrics.changed(queue));
     }
 }
 
