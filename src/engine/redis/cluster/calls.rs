@@ -155,7 +155,15 @@ impl Cluster {
 
     /// Returns the attempts to send a call to a partition.
     pub fn attempts(&self, partition: Partition, lane: Lane) -> Attempts<'_> {
-        Attempts { cluster: self, partition, lane, patience: Patience::new(), at: None, why: None }
+        Attempts {
+            cluster: self,
+            partition,
+            lane,
+            patience: Patience::new(),
+            at: None,
+            why: None,
+            paused_for: None,
+        }
     }
 
     /// Like `attempts`, for a call that can go to another partition instead: never waits.
@@ -235,6 +243,8 @@ pub struct Attempts<'a> {
     /// Node of the last attempt, and why it did not start the call.
     at: Option<Arc<Node>>,
     why: Option<Unreachable>,
+    /// Why the attempt before the last pause did not start the call.
+    paused_for: Option<Unreachable>,
 }
 
 impl Attempts<'_> {
@@ -242,6 +252,7 @@ impl Attempts<'_> {
     pub async fn next(&mut self) -> Outcome<Arc<Link>> {
         loop {
             if let Some(why) = self.why.take() {
+                self.paused_for = Some(why);
                 self.cluster.wait(self.partition, why, &mut self.patience).await?;
             }
             match self.cluster.find(self.partition, self.lane) {
@@ -255,7 +266,9 @@ impl Attempts<'_> {
     pub fn outcome<T>(&mut self, answer: Outcome<T>) -> Option<Outcome<T>> {
         match (answer, &self.at) {
             (Err(Fault { not_begun: Some(NotBegun::TooLate), .. }), _) => {
-                Some(Err(self.cluster.too_late(self.partition)))
+                // A long pause must not turn a refusal into another.
+                let too_late = || self.cluster.too_late(self.partition);
+                Some(Err(self.paused_for.map_or_else(too_late, Fault::part)))
             }
             (Err(Fault { not_begun: Some(why), .. }), Some(node)) => {
                 let why = self.cluster.not_begun(why, node);
