@@ -231,27 +231,34 @@ mod tests {
     /// Guards against a look-up per request of one name, and for requests that have ended.
     #[tokio::test]
     async fn a_name_is_looked_up_once_for_all_who_ask_and_not_for_nobody() {
-        let count = Arc::new(AtomicUsize::new(0));
-        let counted = count.clone();
-        let look_up = move |_: &str| {
-            counted.fetch_add(1, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_millis(100));
-            Err(io::Error::other("no such name"))
+        let (hangs, count) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
+        let look_up = {
+            let (hangs, count) = (hangs.clone(), count.clone());
+            move |_: &str| {
+                count.fetch_add(1, Ordering::SeqCst);
+                while hangs.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(io::Error::other("no such name"))
+            }
         };
-        let resolver = Arc::new(SystemResolver::by(Arc::new(look_up)).expect("threads"));
-        let mut asking = JoinSet::new();
-        for _ in 0..500 {
-            let resolver = resolver.clone();
-            asking.spawn(async move { resolver.resolve("Nobody.example", 80).await });
+        let resolver = SystemResolver::by(Arc::new(look_up)).expect("threads");
+        let mut asking: Vec<_> = (0..500).map(|_| resolver.resolve("Nobody.example", 80)).collect();
+        for one in &mut asking {
+            let asked = std::future::poll_fn(|cx| std::task::Poll::Ready(one.as_mut().poll(cx))).await;
+            assert!(asked.is_pending(), "the look-up has not ended");
         }
-        while let Some(found) = asking.join_next().await {
-            found.expect("no panic").expect_err("there is no such name");
+        hangs.store(false, Ordering::SeqCst);
+        for one in asking {
+            one.await.expect_err("there is no such name");
         }
         assert_eq!(count.load(Ordering::SeqCst), 1, "number of lookups");
         // Fills the threads; no caller waits for the remaining names when their turn comes.
+        hangs.store(true, Ordering::SeqCst);
         for n in 0..100 {
             drop(resolver.ask(&format!("left{n}")));
         }
+        hangs.store(false, Ordering::SeqCst);
         resolver.resolve("waits", 80).await.expect_err("there is no such name");
         let looked_up = count.load(Ordering::SeqCst);
         assert!(looked_up <= 2 + AT_A_TIME, "{looked_up} names were looked up, mostly without a caller");

@@ -392,7 +392,8 @@ mod tests {
         let options = Options { skip_verification: true, ..Options::default() };
         let server = Server::start(config, options).await.expect("the server starts");
         let (api, admin, state) = (server.api, server.admin, server.state.clone());
-        assert_eq!(get(admin, "/ready").await.0, 200, "the server is ready");
+        let ready = async { while get(admin, "/ready").await.0 != 200 {} };
+        tokio::time::timeout(PATIENCE, ready).await.expect("the server is ready");
         let poll = tokio::spawn(async move { get(api, "/api/ns/q?timeout=600&token=any").await });
         let parked = async {
             while state.bounds.parked.count() == 0 {

@@ -45,16 +45,13 @@ pub fn watch(
 ) {
     let mut failed = Some(failed);
     let every = (limit / 10).clamp(Duration::from_millis(1), Duration::from_secs(1));
-    let most = limit.as_millis().div_ceil(every.as_millis()).max(1);
-    let mut seen = vec![(0, 0); heartbeats.len()];
+    let mut watch = Watch {
+        seen: vec![(0, 0); heartbeats.len()],
+        most: limit.as_millis().div_ceil(every.as_millis()).max(1),
+    };
     while !stop.stopped_within(every) {
-        for ((name, heartbeat), (last, times)) in heartbeats.iter().zip(&mut seen) {
-            let now = heartbeat.count.load(Ordering::Relaxed);
-            let same = now % 2 == 1 && now == *last;
-            (*last, *times) = (now, if same { *times + 1 } else { 0 });
-            if *times >= most {
-                poison.set(format!("{name} has taken longer than {limit:?}: the disk hangs"));
-            }
+        for name in watch.look(heartbeats) {
+            poison.set(format!("{name} has taken longer than {limit:?}: the disk hangs"));
         }
         if poison.error().is_some()
             && let Some(failed) = failed.take()
@@ -64,16 +61,57 @@ pub fn watch(
     }
 }
 
+/// What was seen of some heartbeats.
+struct Watch {
+    /// Of each: its count, and how many looks ago the unit of work with this count was first seen.
+    seen: Vec<(u64, u128)>,
+    /// Number of looks that a unit of work may take.
+    most: u128,
+}
+
+impl Watch {
+    /// Returns the names of work that has taken too long.
+    fn look<'a>(&mut self, heartbeats: &[(&'a str, Arc<Heartbeat>)]) -> Vec<&'a str> {
+        let mut hang = Vec::new();
+        for ((name, heartbeat), (last, times)) in heartbeats.iter().zip(&mut self.seen) {
+            let now = heartbeat.count.load(Ordering::Relaxed);
+            let same = now % 2 == 1 && now == *last;
+            (*last, *times) = (now, if same { *times + 1 } else { 0 });
+            if *times >= self.most {
+                hang.push(*name);
+            }
+        }
+        hang
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::disk::writer::threads;
 
     #[test]
-    fn work_that_takes_too_long_poisons_and_other_work_does_not() {
-        let (stop, poison) = (Arc::<Stop>::default(), Arc::<Poison>::default());
+    fn work_that_takes_too_long_is_named_and_other_work_is_not() {
+        const MOST: u128 = 10;
         let (hangs, works) = (Arc::<Heartbeat>::default(), Arc::<Heartbeat>::default());
         let heartbeats = [("a sync", works.clone()), ("a group of calls", hangs.clone())];
+        let mut watch = Watch { seen: vec![(0, 0); heartbeats.len()], most: MOST };
+        let mut looks = |count| (0..count).flat_map(|_| watch.look(&heartbeats)).collect::<Vec<_>>();
+        for _ in 0..5 {
+            // The first look sees the start. Each is short enough; all together exceed the limit.
+            let _work = (works.work(), hangs.work());
+            assert_eq!(looks(MOST), [""; 0], "no unit of work exceeded the limit");
+        }
+        assert_eq!(looks(2 * MOST), [""; 0], "nothing works");
+        let _work = hangs.work();
+        assert_eq!(looks(MOST + 1), ["a group of calls"], "at the end of the limit");
+    }
+
+    #[test]
+    fn work_that_takes_too_long_poisons() {
+        let (stop, poison) = (Arc::<Stop>::default(), Arc::<Poison>::default());
+        let hangs = Arc::<Heartbeat>::default();
+        let heartbeats = [("a group of calls", hangs.clone())];
         let (told, end) = (stop.clone(), poison.clone());
         let (tell, told_of) = std::sync::mpsc::channel();
         let body = move || {
@@ -82,27 +120,10 @@ mod tests {
             })
         };
         let thread = threads::spawn("disk-watch", &stop, &poison, body).unwrap(); // there is room for a thread
-        for _ in 0..50 {
-            // Each is short; all together exceed the limit.
-            let _work = (works.work(), hangs.work());
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        assert!(
-            poison.check().is_ok(),
-            "no unit of work exceeded the limit, but the store is poisoned: {:?}",
-            poison.error()
-        );
-        let work = hangs.work();
-        for _ in 0..10_000 {
-            if poison.check().is_err() {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let _work = hangs.work();
+        assert!(told_of.recv_timeout(Duration::from_secs(10)).is_ok(), "`failed` was not called");
         let reason = poison.error().map(|e| e.to_string()).unwrap_or_default();
         assert!(reason.contains("a group of calls has taken longer than 50ms"), "it says: {reason:?}");
-        drop(work);
-        assert!(told_of.recv_timeout(Duration::from_secs(10)).is_ok(), "`failed` was not called");
         stop.signal();
         assert!(thread.join().is_ok(), "the watch thread stops without a panic");
     }
