@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::DropGuard;
 
-use super::cluster;
+use super::cluster::{self, Opened};
 use super::connection::connector::RedisAddress;
 use super::connection::fault::{Fault, Outcome};
 use super::link::{Common, Link};
@@ -23,6 +24,10 @@ use crate::process::tasks::Failure;
 
 /// Oldest supported version of cluster nodes: servers notify each other by sharded channels.
 pub const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
+
+/// How long the first start of a pool waits for nodes that do not answer, and the pause between two looks.
+const FIRST_START: Duration = Duration::from_secs(3);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Options of a pool's layout on its Redis.
 #[derive(Clone, Debug)]
@@ -119,7 +124,22 @@ pub async fn open_cluster(
     if let Some(version) = check_nodes(&address, &common.pool, checks).await? {
         let _ = common.version.set(version); // asked once
     }
-    let opened = cluster::open(address, common.clone(), partitions.slots(), Arc::new(lists)).await?;
+    let mut opened = cluster::open(address, common.clone(), partitions.slots(), Arc::new(lists)).await?;
+    let began = Instant::now();
+    while let Err(error) = agree_on_count(&opened, options, partitions).await {
+        if !matches!(error, Error::Away(_)) || began.elapsed() >= FIRST_START {
+            return Err(error);
+        }
+        sleep(LOOK_AGAIN).await;
+        opened.look().await;
+    }
+    let (cluster, guard) = opened.keep();
+    Ok((common, Place::Cluster(cluster), vec![guard]))
+}
+
+/// Compares the number of partitions with the stored one, and stores it on the first start. `Away` if that needs a
+/// node which does not answer.
+async fn agree_on_count(opened: &Opened, options: &RedisOptions, partitions: &Partitions) -> Result<()> {
     let (mut known, mut missing) = (false, Vec::new());
     for at in partitions.count_keys() {
         let mut stored = redis::cmd("GET");
@@ -157,6 +177,5 @@ pub async fn open_cluster(
             Err(_) => {}
         }
     }
-    let (cluster, guard) = opened.keep();
-    Ok((common, Place::Cluster(cluster), vec![guard]))
+    Ok(())
 }

@@ -310,7 +310,9 @@ mod tests {
     fn beside_a_busy_thread(test: impl AsyncFnOnce(mpsc::Sender<()>)) {
         let (free, busy) = mpsc::channel();
         let runtime = Builder::new_current_thread().max_blocking_threads(1).build().expect("a runtime");
-        runtime.spawn_blocking(move || drop(busy.recv()));
+        runtime.spawn_blocking(move || {
+            let _ = busy.recv();
+        });
         runtime.block_on(test(free));
     }
 

@@ -126,7 +126,7 @@ impl Follower {
     }
 
     /// Asks one node for its view, and applies it. Tries the next node if it fails.
-    async fn look(&mut self) {
+    pub async fn look(&mut self) {
         let named = self.cluster.named.lock().take();
         let named = named.and_then(|named| HostPort::parse(&named).ok());
         let mut asked: Vec<HostPort> = named.into_iter().collect();

@@ -42,6 +42,11 @@ impl Opened {
         self.follower.query(slot, cmd).await
     }
 
+    /// Reads the map again.
+    pub async fn look(&mut self) {
+        self.follower.look().await;
+    }
+
     /// Whether every slot has a master that has not failed.
     pub fn serves_all(&self) -> bool {
         self.follower.view.serves_all()
