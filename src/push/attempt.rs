@@ -267,7 +267,8 @@ impl Sending {
         };
         let publication = Publication { once, ..vec![job].into() };
         let publish = || pool.engine.publish(publication.clone());
-        let published = self.until_ttr(publish).await;
+        // The release that follows needs time as well.
+        let published = self.retried(publish, GIVE_BACK).await;
         self.log_message(name, &id, published.err());
     }
 
@@ -292,17 +293,24 @@ impl Sending {
         let (job, receipt) = (self.job_ref(), self.job.proof());
         let release = Release { delay, tries, reason };
         let engine = &self.queue.pool.engine;
-        let released = self.until_ttr(|| engine.release(&job, receipt, release.clone())).await;
+        // After the ttr the job returns by itself.
+        let step = || engine.release(&job, receipt, release.clone());
+        let released = self.retried(step, Duration::ZERO).await;
         matches!(released, Ok(Held::Done(Released::Dead)))
     }
 
-    /// Retries until the ttr ends; then the job returns by itself.
-    async fn until_ttr<T, F: Future<Output = Result<T>>>(&self, step: impl Fn() -> F) -> Result<T> {
+    /// Retries a step until `spare` before the end of the ttr.
+    async fn retried<T, F: Future<Output = Result<T>>>(
+        &self,
+        step: impl Fn() -> F,
+        spare: Duration,
+    ) -> Result<T> {
+        let end = self.began + self.plan.ttr() - spare;
         loop {
             let done = step().await;
             self.queue.pool.outage.report(&done);
             let pause = if let Err(Error::OverQuota(_)) = &done { AGAIN_OVER_QUOTA } else { AGAIN };
-            let over = Instant::now() + pause >= self.began + self.plan.ttr();
+            let over = Instant::now() + pause >= end;
             match done {
                 Err(
                     Error::Away(_)

@@ -47,6 +47,8 @@ pub struct Gated<E> {
     hung_namespace: watch::Sender<Option<String>>,
     /// Publishes to this queue hang.
     hung_queue: watch::Sender<Option<String>>,
+    /// Publishes to this queue find the store full.
+    full_queue: watch::Sender<Option<String>>,
 }
 
 /// What becomes of calls other than `hold` and `set_away` are about.
@@ -84,6 +86,7 @@ impl<E: Engine> Gated<E> {
             calls_left: Mutex::new(None),
             hung_namespace: watch::Sender::default(),
             hung_queue: watch::Sender::default(),
+            full_queue: watch::Sender::default(),
         }
     }
 
@@ -100,6 +103,11 @@ impl<E: Engine> Gated<E> {
     /// Makes publishes to this queue hang, until it is changed.
     pub fn hang_publishes_to(&self, queue: Option<&str>) {
         self.hung_queue.send_replace(queue.map(str::to_owned));
+    }
+
+    /// Makes publishes to this queue find the store full, until it is changed.
+    pub fn refuse_publishes_to(&self, queue: Option<&str>) {
+        self.full_queue.send_replace(queue.map(str::to_owned));
     }
 
     /// Fails or waits as calls currently do. Counts as a call.
@@ -213,6 +221,9 @@ impl<E: Engine> Engine for Gated<E> {
             let goes_to = placing.job.queue.name.as_str();
             let mut hung = self.hung_queue.subscribe();
             let _hung = hung.wait_for(|hung| hung.as_deref() != Some(goes_to)).await.expect("self has it");
+            if self.full_queue.borrow().as_deref() == Some(goes_to) {
+                return Err(Error::Full { free: 0, least: 1 });
+            }
         }
         self.inner.publish(publication).await
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::push_stage::{Arrived, PushStage, answer, pushed, refused};
+use crate::gated::State;
 use crate::support::engine_ext::EngineExt;
 use dormouse::engine::{Engine, Release, Tries};
 use dormouse::job::{JobRef, JobState, Reason};
@@ -231,6 +232,21 @@ async fn a_pause_beyond_the_ttl_kills_at_once_and_on_dead_is_told() {
         sleep(10 * SECOND).await;
         assert_eq!(stage.shown().await["counts"]["dead"], 1, "{what} of {status}");
     }
+}
+
+/// Guards against retries of the message until nothing is left of the ttr: the release came too late, and the endpoint
+/// got the job again.
+#[tokio::test(start_paused = true)]
+async fn a_job_whose_message_cannot_be_stored_dies_all_the_same() {
+    let stage = PushStage::new(json!({"timeout": 1, "on_dead": "failed"})).await;
+    stage.endpoint.says(422, &[("dormouse-retry", "no")], "");
+    stage.engine.refuse_publishes_to(Some("failed"));
+    let job = stage.publish("x", 9).await;
+    stage.engine.set(State::Slow(Duration::from_millis(300)));
+    sleep(MINUTE).await;
+    stage.engine.set(State::Up);
+    let view = stage.view(&job).await.expect("its ttl has not ended");
+    assert_eq!((view.state, stage.endpoint.arrived().len()), (Some(JobState::Dead), 1), "{view:?}");
 }
 
 /// Guards against a probe whose job vanishes, although a probe spends no try.
