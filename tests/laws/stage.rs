@@ -22,7 +22,7 @@ pub use crate::support::wait::TIMEOUT;
 
 /// A delay or ttr short enough for a law to wait for.
 pub const SHORT: Duration = Duration::from_millis(40);
-/// A ttl short enough for a law to wait for, and long enough for calls on a slow machine.
+/// A ttr short enough for a law to wait for, and long enough for a call. Of several calls, see `life`.
 pub const LIFE: Duration = Duration::from_secs(1);
 /// A delay, ttl or ttr that does not end while a law runs.
 pub const LONG: Duration = Duration::from_secs(3600);
@@ -169,6 +169,12 @@ pub fn ok<T>(what: &str, answer: Result<T>) -> T {
 }
 
 impl dyn Stage + '_ {
+    /// Returns a ttl or ttr short enough for a law to wait for, and long enough for the law's calls before its end: a
+    /// machine may stall for a second.
+    pub fn life(&self) -> Duration {
+        if self.differences().virtual_time { LIFE } else { LIFE * 2 }
+    }
+
     /// Publishes one job.
     pub async fn put(&self, draft: Draft) -> NewJob {
         self.put_all([draft]).await.remove(0)
@@ -218,11 +224,23 @@ impl dyn Stage + '_ {
     pub async fn pump(&self) {
         for _ in 0..1000 {
             let pumped = ok("pump", self.engine().pump().await);
-            if pumped.moved == 0 && !pumped.next.is_zero() {
+            if pumped.moved == 0 && !pumped.next.is_zero() && !self.is_overdue().await {
                 return;
             }
         }
         panic!("the pump finds due jobs without end");
+    }
+
+    /// Whether a due job waits for a pump: that of a slow node of a cluster goes on after the call.
+    pub async fn is_overdue(&self) -> bool {
+        if self.differences().virtual_time {
+            return false;
+        }
+        let overdue = self.engine().stats().await.is_ok_and(|stats| stats.overdue.is_some());
+        if overdue {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        overdue
     }
 
     /// Lets this much time pass, and pumps.

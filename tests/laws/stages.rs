@@ -10,7 +10,7 @@ use crate::admin_stage::{AdminStage, MemoryAdmin, open_admin};
 use crate::dead_age::AGE;
 use crate::observer::Told;
 use crate::settings_stage::{MemorySettings, SettingsStage};
-use crate::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
+use crate::stage::{Differences, RealStage, Stage, TIMEOUT, VirtualStage, manual_clock};
 use crate::support::disk_store::open_disk;
 use crate::support::model::ModelEngine;
 use crate::support::redis_cluster::RedisCluster;
@@ -197,7 +197,8 @@ fn all_queues() -> RedisOptions {
 }
 
 async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
-    Arc::new(Migration::start(old, new))
+    // The laws are not about slow stores: a stall of the machine is none.
+    Arc::new(Migration::start_with(old, new, TIMEOUT))
 }
 
 async fn disk_to_disk() -> impl Stage {

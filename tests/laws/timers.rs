@@ -1,7 +1,10 @@
 //! Laws of delays and of the pump: a job is never early, jobs are in order of their due time, and the pump never sleeps
 //! too long.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use dormouse::clock::Millis;
+use dormouse::job::JobRef;
 
 use crate::stage::*;
 use crate::support::notified::Notified;
@@ -112,6 +115,9 @@ pub async fn the_pump_stops_at_its_bound_and_goes_on_next_time(s: &dyn Stage) {
     let mut all = Vec::new();
     while all.len() < count {
         let pumped = ok("pump", s.engine().pump().await);
+        if pumped.moved == 0 && s.is_overdue().await {
+            continue;
+        }
         assert!((1..=500).contains(&pumped.moved), "{pumped:?}, after {} were moved", all.len());
         all.extend(s.drain(&q).await);
         if all.len() < count {
@@ -127,34 +133,75 @@ pub async fn the_pump_stops_at_its_bound_and_goes_on_next_time(s: &dyn Stage) {
 /// Guards against a pump that sleeps while an earlier job becomes due, even if it was published between the last call
 /// and the sleep.
 pub async fn an_earlier_publish_wakes_the_pump(s: &dyn Stage) {
-    let (q, notified) = (queue("q"), Notified::attach(&*s.engine(), &[]));
+    let (q, began) = (queue("q"), Instant::now());
     s.put(job(&q, "far").delay(LONG)).await;
-    s.pump().await;
-    s.put(job(&q, "before").delay(SHORT * 5)).await;
-    let woken = tokio::time::timeout(TIMEOUT, notified.due_earlier()).await;
-    assert!(woken.is_ok(), "a publish before the pump slept should wake it within {TIMEOUT:?}");
-    s.pump().await;
-    let mut asleep = std::pin::pin!(notified.due_earlier());
-    while ready_now(&mut asleep).await {
-        asleep.set(notified.due_earlier()); // a wake-up left from before the pump
+    loop {
+        let notified = Notified::attach(&*s.engine(), &[]);
+        let next = pumped(s).await;
+        let placed = s.place(job(&q, "before").delay(SHORT * 5)).await;
+        if in_time(s, placed.due_at, next, began) {
+            let woken = tokio::time::timeout(TIMEOUT, notified.due_earlier()).await;
+            assert!(woken.is_ok(), "a publish before the pump slept should wake it within {TIMEOUT:?}");
+            break;
+        }
+        s.ack(&JobRef { queue: q.clone(), id: placed.id }).await;
     }
-    s.put(job(&q, "while").delay(Duration::from_millis(10))).await;
-    let woken = tokio::time::timeout(TIMEOUT, asleep).await;
-    assert!(woken.is_ok(), "a publish while the pump slept should wake it within {TIMEOUT:?}");
+    loop {
+        let notified = Notified::attach(&*s.engine(), &[]);
+        let next = pumped(s).await;
+        let mut asleep = std::pin::pin!(notified.due_earlier());
+        while ready_now(&mut asleep).await {
+            asleep.set(notified.due_earlier()); // a wake-up left from before the pump
+        }
+        let placed = s.place(job(&q, "while").delay(Duration::from_millis(10))).await;
+        if in_time(s, placed.due_at, next, began) {
+            let woken = tokio::time::timeout(TIMEOUT, asleep).await;
+            assert!(woken.is_ok(), "a publish while the pump slept should wake it within {TIMEOUT:?}");
+            break;
+        }
+        s.ack(&JobRef { queue: q.clone(), id: placed.id }).await;
+    }
+}
+
+/// Pumps until nothing more is due. Returns the store's time before which the pump need not run again.
+async fn pumped(s: &dyn Stage) -> Millis {
+    s.pump().await;
+    loop {
+        let before = s.engine().now();
+        let pumped = ok("pump", s.engine().pump().await);
+        if pumped.moved == 0 && !pumped.next.is_zero() {
+            return before.saturating_add(ms(pumped.next));
+        }
+    }
+}
+
+/// Whether a job is due earlier than the pump's next run. On a machine that stalls it may be later: of a store with a
+/// horizon the pump runs soon anyway, and is not woken.
+fn in_time(s: &dyn Stage, due: Option<Millis>, next: Millis, began: Instant) -> bool {
+    let due = due.expect("it is told when a new job is due") + ms(s.differences().slack);
+    assert!(due < next || began.elapsed() < TIMEOUT, "no job was stored before the pump had to run again");
+    due < next
 }
 
 /// Guards against a running job redelivered late because its ttr ends before the next delayed job.
 pub async fn a_short_ttr_wakes_the_pump(s: &dyn Stage) {
-    let (q, notified) = (queue("q"), Notified::attach(&*s.engine(), &[]));
+    let (q, began) = (queue("q"), Instant::now());
     s.put(job(&q, "far").delay(LONG)).await;
-    s.put(job(&q, "ready")).await;
-    s.pump().await;
-    s.take_one(&q, Duration::from_millis(100)).await;
-    let woken = tokio::time::timeout(TIMEOUT, notified.due_earlier()).await;
-    assert!(
-        woken.is_ok(),
-        "a ttr that ends before the next delayed job should wake the pump within {TIMEOUT:?}"
-    );
+    loop {
+        let notified = Notified::attach(&*s.engine(), &[]);
+        s.put(job(&q, "ready")).await;
+        let next = pumped(s).await;
+        let held = s.take_one(&q, Duration::from_millis(100)).await;
+        if in_time(s, s.view(&held).await.due_at, next, began) {
+            let woken = tokio::time::timeout(TIMEOUT, notified.due_earlier()).await;
+            assert!(
+                woken.is_ok(),
+                "a ttr that ends before the next delayed job should wake the pump within {TIMEOUT:?}"
+            );
+            break;
+        }
+        s.ack(&held).await;
+    }
 }
 
 /// Guards against a pump that wakes for every publish. A wake-up left from before the last pump is allowed: it costs

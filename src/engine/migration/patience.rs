@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::error::{Error, Result};
 
-/// How long the source may delay a reply that the target could give.
+/// How long the source may delay a reply that the target could give, unless a pool is started with another time.
 pub const PATIENCE: Duration = Duration::from_millis(250);
 /// The same for a source whose last consume was slow. Otherwise a slow source would never drain, because its deliveries
 /// would be returned each time. A consume that finds nothing in the target fails after this time too.
@@ -19,6 +19,8 @@ pub const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Condition of the source.
 #[derive(Debug)]
 pub struct OldState {
+    /// How long it may delay a reply, if its last consume was not slow.
+    pub least: Duration,
     /// Number of consumes and give-backs that hang in it.
     pub late: AtomicUsize,
     /// Duration of the last consume that it replied to, in milliseconds.
@@ -29,7 +31,7 @@ impl OldState {
     /// Returns how long to wait for it.
     pub fn patience(&self) -> Duration {
         let took = Duration::from_millis(self.took.load(Ordering::Relaxed));
-        (took * 2).clamp(PATIENCE, MOST_PATIENCE)
+        (took * 2).clamp(self.least, MOST_PATIENCE.max(self.least))
     }
 
     /// Makes a call that may be repeated.

@@ -3,6 +3,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
@@ -30,8 +31,9 @@ pub struct TwoStores {
 
 impl TwoStores {
     /// Creates it with no call hanging and no ack owed.
-    pub fn new(old: Arc<dyn Engine>, new: Arc<dyn Engine>, tasks: Tasks) -> TwoStores {
-        let state = Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) });
+    pub fn new(old: Arc<dyn Engine>, new: Arc<dyn Engine>, patience: Duration, tasks: Tasks) -> TwoStores {
+        let state = OldState { least: patience, late: AtomicUsize::new(0), took: AtomicU64::new(0) };
+        let state = Arc::new(state);
         TwoStores { old, new, state, tasks, owed: Arc::new(Semaphore::new(MAX_OWED)) }
     }
 
