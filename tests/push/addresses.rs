@@ -8,6 +8,7 @@ use crate::receiver::{Answer, Receiver};
 use crate::support::certificates::Authority;
 use crate::support::fake_names::FakeNames;
 use crate::support::process::Process;
+use crate::support::redis_server::free_port;
 use crate::support::servers::Store;
 use crate::support::wait::until;
 use crate::tinyproxy::Tinyproxy;
@@ -146,7 +147,7 @@ async fn a_forbidden_address_is_never_called() {
     let mut jobs = Vec::new();
     for (i, name) in named.iter().enumerate() {
         let (queue, url) = (format!("q{i}"), format!("http://{name}:{port}/"));
-        let put = pushed.admin("PUT", &format!("/push/ns/{queue}"), json!({"url": url, "timeout": 5})).await;
+        let put = pushed.admin("PUT", &format!("/push/ns/{queue}"), json!({"url": url, "timeout": 20})).await;
         // Some names are rejected at once.
         if put.status == 400 {
             continue;
@@ -171,8 +172,8 @@ async fn a_forbidden_address_is_never_called() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_changes_its_mind_reaches_no_forbidden_address() {
     // Allowed: 127.0.0.2. Forbidden: 127.0.0.1, at the same port.
-    let allowed = Receiver::start_at("127.0.0.2:0").await;
-    let port = allowed.addr().port();
+    let port = free_port();
+    let mut allowed = Receiver::start_at(&format!("127.0.0.2:{port}")).await;
     let forbidden = Receiver::start_at(&format!("127.0.0.1:{port}")).await;
     // The connection is closed after each response, so that the name is resolved again.
     allowed.answer(|_| Answer::with(200, &[("Connection", "close")], ""));
@@ -201,7 +202,7 @@ async fn a_name_that_changes_its_mind_reaches_no_forbidden_address() {
     assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
 
     // If the allowed address does not respond, the forbidden one is not tried instead.
-    drop(allowed);
+    allowed.down().await;
     for i in 0..names.len() {
         let queue = format!("q{i}");
         let id = pushed.publish(&queue, "tries=1", "x").await;
@@ -254,8 +255,8 @@ async fn drops_packets(at: &str) -> (TcpListener, Vec<TcpStream>) {
 /// Guards against a name whose first address drops packets: the attempt would end before the second address is tried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_address_that_drops_packets_holds_up_none_that_answers() {
-    let receiver = Receiver::start_at("127.0.0.2:0").await;
-    let port = receiver.addr().port();
+    let port = free_port();
+    let _receiver = Receiver::start_at(&format!("127.0.0.2:{port}")).await;
     let _full = drops_packets(&format!("127.0.0.3:{port}")).await;
     let names: [(&str, &[&str]); 2] =
         [("two.test", &["127.0.0.3,127.0.0.2"]), ("forbidden.test", &["127.0.0.3,127.0.0.1"])];

@@ -351,7 +351,7 @@ async fn a_status_that_is_no_2xx_decides_also_when_its_body_never_comes(store: S
     let receiver = Receiver::start().await;
     receiver.answer(|_| Answer::Part(b"HTTP/1.1 410 Gone\r\nContent-Length: 9\r\n\r\nx".to_vec()));
     let ok_when = json!({"pointer": "/code", "equals": 0});
-    pushed.push_to(&receiver, "q", json!({"ok_when": ok_when, "timeout": 2})).await;
+    pushed.push_to(&receiver, "q", json!({"ok_when": ok_when, "timeout": 4})).await;
     let id = pushed.publish("q", "tries=2", "a").await;
     pushed.until_state("q", "off").await;
     let job = pushed.until_job("q", &id, "ready").await;
@@ -429,15 +429,15 @@ async fn one_at_a_time_is_strictly_in_order(store: Store) {
 async fn a_rate_holds_in_any_interval(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
-    pushed.push_to(&receiver, "q", json!({"rate": 5, "per": 2, "concurrency": 50})).await;
-    for _ in 0..16 {
+    pushed.push_to(&receiver, "q", json!({"rate": 5, "per": 4, "concurrency": 50})).await;
+    for _ in 0..11 {
         pushed.publish("q", "", "x").await;
     }
-    let arrived = receiver.until(16).await;
+    let arrived = receiver.until(11).await;
     for six in arrived.windows(6) {
         let took = six[5].at - six[0].at;
-        // At most five begin in two seconds; they may arrive slightly closer together.
-        assert!(took > Duration::from_millis(1750), "six requests came within {took:?}");
+        // At most five begin in four seconds; they may arrive closer together.
+        assert!(took > Duration::from_secs(3), "six requests came within {took:?}");
     }
 }
 

@@ -328,11 +328,23 @@ fn client_of(allow: &[&str], names: Vec<Vec<SocketAddr>>, connections: usize) ->
     Client::new(Arc::new(guard), names, None, rustls::RootCertStore::empty(), connections)
 }
 
+/// Time for a response that comes.
+const LONG: Duration = Duration::from_secs(30);
+
 async fn call(client: &Client, url: &str, body_counts: bool) -> Result<EndpointAnswer, ConnectFault> {
+    call_for(LONG, client, url, body_counts).await
+}
+
+async fn call_for(
+    time: Duration,
+    client: &Client,
+    url: &str,
+    body_counts: bool,
+) -> Result<EndpointAnswer, ConnectFault> {
     let mut request = hyper::Request::new(bytes::Bytes::from_static(b"x"));
     *request.method_mut() = hyper::Method::POST;
     *request.uri_mut() = url.parse().expect("a URL");
-    client.send(request, Duration::from_secs(2), body_counts).await
+    client.send(request, time, body_counts).await
 }
 
 /// Guards against a resolver that returns an allowed address for the check and a forbidden one for the call.
@@ -492,8 +504,9 @@ async fn at_most_a_mebibyte_of_an_answer_is_read_and_for_the_timeout_at_most() {
     let client = client(&["127.0.0.1"], vec![vec![receiver.addr()]]);
     let answer = call(&client, &receiver.url("/"), true).await.expect("an answer");
     assert_eq!((answer.body.len(), answer.whole), (1 << 20, false));
-    receiver.answer(|_| Scripted::status(200).after(Duration::from_secs(30)));
-    let fault = call(&client, &receiver.url("/"), false).await.expect_err("no answer");
+    receiver.answer(|_| Scripted::status(200).after(LONG));
+    let short = Duration::from_secs(2);
+    let fault = call_for(short, &client, &receiver.url("/"), false).await.expect_err("no answer");
     assert!(matches!(fault, ConnectFault::TimeOut(_)), "{fault}");
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}/", listener.local_addr().expect("it is bound"));
@@ -508,8 +521,8 @@ async fn at_most_a_mebibyte_of_an_answer_is_read_and_for_the_timeout_at_most() {
             kept.push(stream);
         }
     });
-    let answer = call(&client, &url, false).await.expect("the status is there");
+    let answer = call_for(short, &client, &url, false).await.expect("the status is there");
     assert_eq!((answer.status, answer.whole), (200, false), "the status decides");
-    call(&client, &url, true).await.expect_err("the body counts, and does not come");
+    call_for(short, &client, &url, true).await.expect_err("the body counts, and does not come");
     stalls.abort();
 }

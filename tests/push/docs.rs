@@ -9,6 +9,7 @@ use std::time::Instant;
 use crate::pushed::Pushed;
 use crate::receiver::nobody;
 use crate::support::client::{request, send};
+use crate::support::redis_server::free_port;
 use crate::support::servers::Store;
 use crate::support::wait::TIMEOUT;
 use serde_json::{Value, json};
@@ -42,7 +43,8 @@ impl Running {
     fn start(language: &str, secret: &str) -> Option<Running> {
         let all = blocks("docs/push.md", language);
         let code = all.first().unwrap_or_else(|| panic!("docs/push.md has a receiver in {language}"));
-        let (dir, addr) = (TempDir::new().expect("a temporary directory"), nobody());
+        let (dir, addr) =
+            (TempDir::new().expect("a temporary directory"), SocketAddr::from(([127, 0, 0, 1], free_port())));
         let at = addr.to_string();
         let (name, program, args): (_, _, Vec<&str>) = match language {
             "python" => ("receiver.py", "python3", vec!["receiver.py"]),

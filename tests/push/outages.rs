@@ -41,7 +41,9 @@ async fn an_outage_costs_few_tries(store: Store) {
         ids.push(pushed.publish("q", &format!("tries={TRIES}"), &n.to_string()).await);
     }
     pushed.until_state("q", "open").await;
-    // The first pause of a second separates the requests that opened it from the probes.
+    receiver.until_so("none in flight", |receiver| receiver.in_flight() == 0).await;
+    let sent = receiver.count();
+    // The first pause is a second, less the time of requests that were in flight.
     const PAUSE: Duration = Duration::from_millis(800);
     let pauses = |arrived: &[Arrived]| -> Vec<Duration> {
         arrived.windows(2).map(|two| two[1].at - two[0].at).collect()
@@ -52,15 +54,14 @@ async fn an_outage_costs_few_tries(store: Store) {
         })
         .await;
     let pauses = pauses(&receiver.arrived());
-    let sent = 1 + pauses.iter().take_while(|pause| **pause < PAUSE).count();
     assert!((10..10 + CONCURRENCY as usize).contains(&sent), "{sent} requests until it opened: {pauses:?}");
     let probes = &pauses[sent - 1..];
+    // Each pause begins with the failure of the probe before, which arrived earlier.
+    let least = (0..).map(|n| PAUSE * 2u32.pow(n));
     assert!(
-        probes.iter().all(|pause| *pause >= PAUSE),
-        "one probe at a time, a second apart or more: {probes:?}"
+        probes.iter().zip(least).all(|(pause, least)| *pause >= least),
+        "one probe at a time, each pause twice the one before: {probes:?}"
     );
-    let grows = probes.windows(2).all(|two| two[1] > two[0].mul_f64(1.5));
-    assert!(grows, "each pause is longer than the one before: {probes:?}");
     let (tries, dead) = spent(&pushed, "q", &ids, TRIES).await;
     assert!(tries < 10 + CONCURRENCY, "{tries} tries were spent");
     assert!(dead <= (10 + CONCURRENCY as usize) / TRIES as usize, "{dead} jobs died of {tries} tries");
@@ -221,16 +222,16 @@ async fn a_rate_holds_over_two_servers() {
     let (a, b) = (TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await);
     let (a, b) = (Pushed::by(a).await, Pushed::by(b).await);
     let receiver = Receiver::start().await;
-    a.push_to(&receiver, "q", json!({"rate": RATE, "per": 2, "concurrency": 100})).await;
-    for n in 0..15 {
+    a.push_to(&receiver, "q", json!({"rate": RATE, "per": 4, "concurrency": 100})).await;
+    for n in 0..9 {
         a.publish("q", "", &n.to_string()).await;
         b.publish("q", "", &n.to_string()).await;
     }
-    let arrived = receiver.until(30).await;
+    let arrived = receiver.until(18).await;
     for some in arrived.windows(RATE + 1) {
         let took = some[RATE].at - some[0].at;
-        // At most six begin in two seconds; they may arrive slightly closer together.
-        assert!(took > Duration::from_millis(1700), "{} requests came within {took:?}", RATE + 1);
+        // At most six begin in four seconds; they may arrive closer together.
+        assert!(took > Duration::from_secs(3), "{} requests came within {took:?}", RATE + 1);
     }
 }
 
@@ -238,7 +239,8 @@ async fn a_rate_holds_over_two_servers() {
 /// the store is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pushes_go_on_when_the_store_of_settings_is_back() {
-    let (store, mut redis) = (Store::disk(), RedisServer::start());
+    // Otherwise a kill may lose the token and the setting.
+    let (store, mut redis) = (Store::disk(), RedisServer::start_with(None, &["--appendfsync", "always"]));
     let toml = format!("{LOCAL}[Pool.default]\n{}[AdminRedis]\n{}", store.keys(), redis.keys());
     let pushed = Pushed::by(TestServer::start(&toml, store).await).await;
     let receiver = Receiver::start().await;
@@ -367,7 +369,8 @@ async fn a_job_whose_ack_was_lost_is_sent_again_with_its_id() {
     let receiver = Receiver::start().await;
     receiver.answer_in_turn([Answer::Hang, Answer::status(200)]);
     let pushed = Pushed::process(&mut first).await;
-    pushed.push_to(&receiver, "q", json!({"timeout": 1})).await;
+    pushed.push_to(&receiver, "q", json!({"timeout": 3})).await;
+    let published = Instant::now();
     let id = pushed.publish("q", "tries=2", "x").await;
     receiver.until(1).await;
     first.kill();
@@ -375,8 +378,8 @@ async fn a_job_whose_ack_was_lost_is_sent_again_with_its_id() {
     let pushed = Pushed::process(&mut second).await;
     let arrived = receiver.until(2).await;
     pushed.until_gone("q", &id).await;
-    let pause = arrived[1].at - arrived[0].at;
-    assert!(pause >= Duration::from_millis(10_900), "its ttr is the timeout and ten seconds, not {pause:?}");
+    let after = arrived[1].at - published;
+    assert!(after >= Duration::from_secs(13), "its ttr is the timeout and ten seconds, not {after:?}");
     assert_eq!((arrived[0].job_id(), arrived[1].job_id()), (id.as_str(), id.as_str()));
 }
 
@@ -390,7 +393,7 @@ async fn a_stop_in_order_sends_nothing_twice() {
     let server = TestServer::start(&toml, ()).await;
     let (api, admin) = (server.api_addr, server.admin_addr);
     let token = create_token(admin, "ns").await;
-    let setting: Value = json!({"url": receiver.url("/"), "concurrency": 3, "timeout": 2});
+    let setting: Value = json!({"url": receiver.url("/"), "concurrency": 3, "timeout": 10});
     let put = server.admin("PUT", "/push/ns/q").body(setting.to_string());
     send(put).await.expect(200);
     for n in 0..3 {

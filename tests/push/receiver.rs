@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 
@@ -159,6 +159,8 @@ pub struct Receiver {
     shared: Arc<Shared>,
     /// Dropping it closes the listener and every connection.
     up: Option<(watch::Sender<()>, JoinHandle<()>)>,
+    /// Keeps the port while it is down.
+    port: Option<TcpSocket>,
 }
 
 impl Receiver {
@@ -181,7 +183,7 @@ impl Receiver {
         let listener = TcpListener::bind(addr).await.unwrap_or_else(|e| panic!("{addr} can be bound: {e}"));
         let addr = listener.local_addr().expect("it is bound");
         let up = Some(serve(listener, shared.clone()));
-        Receiver { addr, shared, up }
+        Receiver { addr, shared, up, port: None }
     }
 
     /// Returns its address.
@@ -273,13 +275,14 @@ impl Receiver {
         if let Some((up, task)) = self.up.take() {
             drop(up);
             let _ = task.await;
+            self.port = Some(bound(self.addr));
         }
     }
 
     /// Listens again, at the same address.
     pub async fn up(&mut self) {
-        if self.up.is_none() {
-            let listener = TcpListener::bind(self.addr).await.expect("the port is still ours");
+        if let Some(port) = self.port.take() {
+            let listener = port.listen(1024).expect("the port is ours");
             self.up = Some(serve(listener, self.shared.clone()));
         }
     }
@@ -293,10 +296,20 @@ impl Drop for Receiver {
     }
 }
 
-/// Returns an address without a listener.
+/// Returns an address without a listener: its port stays taken until the process ends.
 pub fn nobody() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port can be bound");
-    listener.local_addr().expect("it is bound")
+    let socket = bound("127.0.0.1:0".parse().expect("a literal"));
+    let addr = socket.local_addr().expect("it is bound");
+    std::mem::forget(socket);
+    addr
+}
+
+/// Returns a socket that has a port and does not listen.
+fn bound(addr: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseaddr(true).expect("a socket");
+    socket.bind(addr).expect("the port is ours");
+    socket
 }
 
 fn serve(listener: TcpListener, shared: Arc<Shared>) -> (watch::Sender<()>, JoinHandle<()>) {

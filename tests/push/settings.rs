@@ -168,7 +168,7 @@ async fn a_test_says_what_came_back(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
     receiver.answer(|_| Answer::with(418, &[("X-Kind", "teapot")], "short and stout"));
-    let set = pushed.push_to(&receiver, "q", json!({"timeout": 1})).await;
+    let set = pushed.push_to(&receiver, "q", json!({"timeout": 30})).await;
     let told = pushed.admin("POST", "/push/ns/q/test", "").await.expect(200);
     assert_eq!(told.json["status"], json!(418), "{}", told.text);
     assert!(told.text.contains("short and stout") && told.json["milliseconds"].is_number(), "{}", told.text);
@@ -180,6 +180,7 @@ async fn a_test_says_what_came_back(store: Store) {
     pushed.admin("POST", "/push/ns/q/test", "").await.expect(200);
     assert_eq!(pushed.state("q").await, "on", "not even by a 410");
     receiver.answer(|_| Answer::Hang);
+    pushed.push_to(&receiver, "q", json!({"timeout": 1})).await;
     let told = pushed.admin("POST", "/push/ns/q/test", "").await.expect(200);
     assert!(told.json["status"].is_null(), "nothing came back: {}", told.text);
     assert_eq!(pushed.size("q").await, 0);

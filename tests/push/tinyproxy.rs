@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use crate::receiver::nobody;
+use crate::support::redis_server::free_port;
 use crate::support::wait::TIMEOUT;
 
 /// A running proxy on this machine. Stops on drop.
@@ -19,7 +19,8 @@ pub struct Tinyproxy {
 impl Tinyproxy {
     /// Starts on a free port.
     pub fn start() -> Tinyproxy {
-        let (dir, addr) = (TempDir::new().expect("a temporary directory"), nobody());
+        let (dir, addr) =
+            (TempDir::new().expect("a temporary directory"), SocketAddr::from(([127, 0, 0, 1], free_port())));
         let log = dir.path().join("log");
         let conf = format!(
             "Listen 127.0.0.1\nPort {}\nAllow 127.0.0.1\nTimeout 60\nMaxClients 50\nLogFile \"{}\"\nLogLevel Connect\n\

@@ -75,18 +75,19 @@ async fn a_trace_survives_the_sleep_of_its_job(store: Store) {
     let publish = request("PUT", &server.url("/api/ns/q?delay=1&tries=3"), &token).body("x");
     let publish = publish.header("Enable-Job-Version", "yes").header("Job-Attr-traceparent", traceparent);
     send(publish).await.expect(201);
-    let take = async |what: &str| {
-        let job = server.get(&token, "/api/ns/q?timeout=20&ttr=1&receipt=1").await.expect(200).json;
+    let take = async |ttr: u32, what: &str| {
+        let path = format!("/api/ns/q?timeout=20&ttr={ttr}&receipt=1");
+        let job = server.get(&token, &path).await.expect(200).json;
         assert_eq!(job["attributes"], json!({"traceparent": traceparent}), "{what}: {job}");
         job
     };
-    take("after its delay").await;
-    let again: Value = take("after its ttr").await;
+    take(1, "after its delay").await;
+    let again: Value = take(60, "after its ttr").await;
     let text = |field: &str| again[field].as_str().unwrap_or_else(|| panic!("{field} in {again}"));
     let (id, receipt) = (text("job_id"), text("receipt"));
     let release = format!("/api/ns/q/job/{id}/release?receipt={receipt}&delay=0.1&spend=0");
     send(server.api("POST", &release, &token)).await.expect(200);
-    take("after its release").await;
+    take(60, "after its release").await;
 }
 
 on_each_store!(a_trace_survives_the_sleep_of_its_job);

@@ -906,7 +906,13 @@ async fn many_consumers_and_publishers_lose_nothing() {
     for consumer in consumers {
         got.extend(consumer.await.unwrap());
     }
-    got.extend(setup.consumer_for(&names, 100, Duration::ZERO).await.unwrap());
+    loop {
+        let left = setup.consumer_for(&names, 100, Duration::ZERO).await.unwrap();
+        if left.is_empty() {
+            break;
+        }
+        got.extend(left);
+    }
     let mut numbers: Vec<usize> = got.iter().map(|body| body.parse().expect("a number")).collect();
     numbers.sort_unstable();
     assert_eq!(numbers, (0..JOBS).collect::<Vec<_>>(), "every job once");
