@@ -18,14 +18,15 @@ func (a *acks) add(t *task) {
 	queue := t.job.Queue
 	a.mu.Lock()
 	a.waiting[queue] = append(a.waiting[queue], t)
-	n := len(a.waiting[queue])
-	a.mu.Unlock()
-	switch {
+	var due []*task // taken before another ack can follow: a batch has maxAcks at most
+	switch n := len(a.waiting[queue]); {
 	case n >= maxAcks || a.run.w.ackWindow == 0 || closed(a.run.stopping):
-		a.send(queue)
+		due = a.take(queue)
 	case n == 1:
 		a.run.w.client.clock.AfterFunc(a.run.w.ackWindow, func() { a.send(queue) })
 	}
+	a.mu.Unlock()
+	a.settle(queue, due)
 }
 
 // sendAll sends all acks without waiting for others.
@@ -43,14 +44,16 @@ func (a *acks) sendAll() {
 
 func (a *acks) send(queue string) {
 	a.mu.Lock()
+	tasks := a.take(queue)
+	a.mu.Unlock()
+	a.settle(queue, tasks)
+}
+
+// take removes the waiting acks of a queue. The caller holds the lock.
+func (a *acks) take(queue string) []*task {
 	tasks := a.waiting[queue]
 	delete(a.waiting, queue)
-	a.mu.Unlock()
-	for len(tasks) > maxAcks {
-		a.settle(queue, tasks[:maxAcks])
-		tasks = tasks[maxAcks:]
-	}
-	a.settle(queue, tasks)
+	return tasks
 }
 
 // settle retries until each job is acked or lost.

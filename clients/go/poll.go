@@ -30,7 +30,7 @@ const (
 func (r *run) pollOnce() ([]*Job, *callError) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	p := &parked{cancel: cancel, done: make(chan struct{})}
+	p := &parked{clock: r.w.client.clock, cancel: cancel, done: make(chan struct{})}
 	defer close(p.done)
 	go func() {
 		select {
@@ -44,6 +44,7 @@ func (r *run) pollOnce() ([]*Job, *callError) {
 
 // parked is a poll that waits for its reply.
 type parked struct {
+	clock  clock
 	cancel context.CancelFunc
 	done   chan struct{}
 
@@ -95,12 +96,5 @@ func (p *parked) hangUp(halfClose bool) {
 }
 
 func (p *parked) doneWithin(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-p.done:
-		return true
-	case <-timer.C:
-		return false
-	}
+	return !sleep(p.clock, d, p.done)
 }

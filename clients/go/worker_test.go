@@ -157,11 +157,18 @@ func (sh *shift) touches() {
 
 // waitForAcks waits until n acks wait for others.
 func (sh *shift) waitForAcks(n int) {
+	sh.t.Helper()
 	acks := &sh.worker.running.acks
-	for waiting := -1; waiting != n; runtime.Gosched() {
+	for end := time.Now().Add(patience); ; runtime.Gosched() {
 		acks.mu.Lock()
-		waiting = len(acks.waiting["mail"])
+		waiting := len(acks.waiting["mail"])
 		acks.mu.Unlock()
+		if waiting == n {
+			return
+		}
+		if time.Now().After(end) {
+			sh.t.Fatalf("%d acks wait, not %d", waiting, n)
+		}
 	}
 }
 
@@ -676,8 +683,9 @@ func TestSoManyRequestsForHeldJobsAreInFlight(t *testing.T) {
 		gate := make(chan struct{})
 		s.wire.fail(func(req *http.Request) (*http.Response, error) {
 			if strings.HasSuffix(req.URL.Path, suffix) {
-				if now := atomic.AddInt32(&open, 1); now > atomic.LoadInt32(&most) {
-					atomic.StoreInt32(&most, now)
+				now := atomic.AddInt32(&open, 1)
+				for old := atomic.LoadInt32(&most); now > old && !atomic.CompareAndSwapInt32(&most, old, now); {
+					old = atomic.LoadInt32(&most)
 				}
 				<-gate
 				atomic.AddInt32(&open, -1)
@@ -1002,10 +1010,12 @@ func TestStopping(t *testing.T) {
 }
 
 // A parked poll is closed, so that the server gives its job to the next consumer. A job in transit at that moment is
-// returned with its try.
+// returned with its try. The server may also send nothing.
 func TestTheParkedPollIsClosed(t *testing.T) {
-	for _, answer := range []string{"", `{"job_id":"x","queue":"mail","namespace":"test","data":"","receipt":"r","remain_tries":0,"ttl":1}`} {
-		parked, closed, released := make(chan struct{}), make(chan struct{}), make(chan string, 1)
+	const silence = "silence"
+	for _, answer := range []string{"", silence, `{"job_id":"x","queue":"mail","namespace":"test","data":"","receipt":"r","remain_tries":0,"ttl":1}`} {
+		answer := answer // read by the server's goroutines
+		parked, closed, over, released := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan string, 1)
 		handler := func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == http.MethodPost {
 				released <- r.URL.String()
@@ -1023,6 +1033,10 @@ func TestTheParkedPollIsClosed(t *testing.T) {
 				t.Errorf("the caller should be gone: %v", err)
 			}
 			close(closed)
+			if answer == silence {
+				<-over
+				return
+			}
 			if answer == "" {
 				answer = `{"msg":"no job available"}`
 				fmt.Fprintf(conn, "HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%s", len(answer), answer)
@@ -1030,12 +1044,14 @@ func TestTheParkedPollIsClosed(t *testing.T) {
 			}
 			fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(answer), answer)
 		}
-		gives := answer != ""
+		silent, gives := answer == silence, answer != "" && answer != silence
 		server := httptest.NewServer(http.HandlerFunc(handler))
 		client, err := NewClient(server.URL, "test", "")
 		if err != nil {
 			t.Fatal(err)
 		}
+		clock := newClock() // an answer is never too late by it
+		client.clock = clock
 		worker, err := NewWorker(client, WithoutSignals())
 		if err != nil {
 			t.Fatal(err)
@@ -1046,9 +1062,13 @@ func TestTheParkedPollIsClosed(t *testing.T) {
 		receive(t, parked)
 		worker.Stop()
 		receive(t, closed)
+		if silent {
+			clock.elapse(t, pausing, lastWord, lastWord)
+		}
 		if err := receive(t, done); err != nil {
 			t.Error(err)
 		}
+		close(over)
 		if gives {
 			if url := receive(t, released); !strings.Contains(url, "/mail/job/x/release?") || !strings.Contains(url, "spend=0") {
 				t.Error(url)

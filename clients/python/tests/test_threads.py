@@ -176,12 +176,12 @@ def test_run_async_works_on_the_callers_loop_and_drains_when_it_is_cancelled() -
 def test_a_worker_runs_once_at_a_time_and_again_after_its_end() -> None:
     with Double().client() as client:
         worker = Worker(client)
-        began = threading.Event()
+        began, refused = threading.Event(), threading.Event()
 
         @worker.handler("q")
         async def handler(job: AsyncHeldJob) -> None:
             began.set()
-            await asyncio.sleep(0.05)
+            await asyncio.to_thread(refused.wait, 10)
 
         client.publish("q", "x")
         running = threading.Thread(target=worker.run_until_idle)
@@ -189,6 +189,7 @@ def test_a_worker_runs_once_at_a_time_and_again_after_its_end() -> None:
         assert began.wait(10)
         with pytest.raises(RuntimeError, match="runs already"):
             worker.run()
+        refused.set()
         running.join(10)
         client.publish("q", "y")
         worker.run_until_idle()
@@ -233,11 +234,14 @@ def test_the_loop_of_a_closed_thread_is_not_stopped_again() -> None:
 
 SCRIPT = """
 import sys, time
-from dormouse_client import AsyncHeldJob, HeldJob, Worker
+from dormouse_client import AsyncHeldJob, HeldJob, Hooks, Worker
 from dormouse_client.testing import Double
+class Told(Hooks):
+    def drain(self, running):
+        print("drains", flush=True)
 double = Double()
 client = double.client()
-worker = Worker(client, drain={drain}, grace={grace})
+worker = Worker(client, drain={drain}, grace={grace}, hooks=Told())
 @worker.handler("q")
 {handler}
 client.publish("q", "x", tries=2)
@@ -273,16 +277,43 @@ def test_a_signal_stops_in_order(handler: str, number: signal.Signals) -> None:
     running = process(handler, 0.5)
     running.send_signal(number)
     out, err = running.communicate(timeout=30)
-    assert (out, running.returncode, err) == ("left 0\n", 0, "")
+    assert (out, running.returncode, err) == ("drains\nleft 0\n", 0, "")
+
+
+def test_signals_are_handled_before_the_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: list[Any] = []
+    submit = LoopThread.submit
+
+    def noting(thread: LoopThread, coroutine: Any) -> Any:
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        return submit(thread, coroutine)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with Double().client() as client:
+        worker = Worker(client)
+
+        @worker.handler("q")
+        def handler(job: HeldJob) -> None:
+            """Nothing to do."""
+
+        worker.stop()
+        monkeypatch.setattr(LoopThread, "submit", noting)
+        worker.run()
+        monkeypatch.undo()
+    assert handlers
+    assert handlers[0] != before
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("handler", [BLOCKING, BLOCKED_LOOP], ids=["thread", "loop"])
 def test_a_second_signal_ends_the_drain_and_the_process(handler: str) -> None:
     running = process(handler, 600, drain=600, grace=600)
     began = time.monotonic()
-    for _ in range(2):
-        running.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+    running.send_signal(signal.SIGTERM)
+    # A second signal before the first is handled would be the same one.
+    assert running.stdout is not None
+    assert running.stdout.readline() == "drains\n"
+    running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=30)
     assert running.returncode == 1
     assert "DrainError" in err
@@ -303,12 +334,14 @@ def test_a_handler_that_blocks_its_loop_does_not_stop_the_touches() -> None:
 
         @worker.handler("q")
         async def handler(job: AsyncHeldJob) -> None:
-            time.sleep(1.6)  # noqa: ASYNC251
+            end = time.monotonic() + 10
+            while not touched and time.monotonic() < end:
+                time.sleep(0.01)  # noqa: ASYNC251
             ended.append(time.monotonic())
 
         client.publish("q", "x")
         worker.run_until_idle()
-    assert len(touched) == 1
+    assert touched
     assert touched[0] < ended[0]
 
 

@@ -121,12 +121,13 @@ async fn a_worker_that_stops_gives_back_what_it_cannot_end() {
     });
     client.publish("q", NewJob::new("heeds").tries(3)).await.unwrap();
     client.publish("q", NewJob::new("deaf").tries(3)).await.unwrap();
-    let worker = worker.signals(false).drain(Duration::ZERO).grace(Duration::from_millis(300));
+    let worker = worker.signals(false).drain(Duration::ZERO).grace(30 * SECOND);
     let (stopper, begun) = (worker.stopper(), AtomicU32::new(0));
-    let worker = worker.hook(move |event| {
-        if matches!(event, Event::Start { .. }) && begun.fetch_add(1, Ordering::SeqCst) == 1 {
-            stopper.stop();
-        }
+    let worker = worker.hook(move |event| match event {
+        Event::Start { .. } if begun.fetch_add(1, Ordering::SeqCst) == 1 => stopper.stop(),
+        // The one that heeds has ended: nothing is left to wait for.
+        Event::Finish { .. } => stopper.stop(),
+        _ => {}
     });
     let result = worker.run().await;
     assert!(matches!(result, Err(WorkerError::Unfinished(1))), "one is deaf: {result:?}");
@@ -397,7 +398,8 @@ async fn a_release_by_hand_whose_answer_was_lost_is_no_loss() {
 /// The worker's own touch waits for a manual one, and then shortens the delivery again.
 #[tokio::test]
 async fn after_a_long_touch_by_hand_and_its_own_the_worker_touches_in_time() {
-    let client = Faulty::client("/touch?", Fault::Late(Duration::from_millis(1300)));
+    // Later than the worker's own touch, which comes after 2.2 s at most, and in time for the delivery of 6 s.
+    let client = Faulty::client("/touch?", Fault::Late(Duration::from_millis(3500)));
     let touches = Arc::new(tokio::sync::Semaphore::new(0));
     let enough = touches.clone();
     let (worker, ended) = worker(&client, move |job: Job| {
@@ -411,7 +413,7 @@ async fn after_a_long_touch_by_hand_and_its_own_the_worker_touches_in_time() {
         }
     });
     client.publish("q", NewJob::new("x").tries(3)).await.unwrap();
-    let worker = worker.ttr(3 * SECOND).signals(false);
+    let worker = worker.ttr(6 * SECOND).signals(false);
     let stopper = worker.stopper();
     let worker = worker.hook(move |event| match event {
         Event::Touch { error: None, .. } => touches.add_permits(1),

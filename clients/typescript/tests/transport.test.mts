@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { execFile, spawnSync } from "node:child_process";
+import { subscribe, unsubscribe } from "node:diagnostics_channel";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import { type AddressInfo, createServer as createTcpServer, type Server as TcpServer, type Socket } from "node:net";
@@ -11,8 +12,8 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
-import { Client, DormouseError, Worker } from "dormouse-client";
-import { errorOf } from "./support.mjs";
+import { Client, type ClientOptions, DormouseError, Worker } from "dormouse-client";
+import { errorOf, FakeClock, settled } from "./support.mjs";
 
 async function listening(server: TcpServer): Promise<string> {
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
@@ -123,7 +124,8 @@ test("a worker that stops closes half of the connection of its poll, and gives b
     });
     socket.on("error", () => undefined);
   });
-  const client = new Client({ url: await listening(server), namespace: "ns" });
+  // By this clock no answer is late.
+  const client = new Client({ url: await listening(server), namespace: "ns", clock: new FakeClock() } as ClientOptions);
   const worker = new Worker(client, { signals: false }).handle("q", () => assert.fail("it stops"));
   const ended = worker.run();
   while (requests.length === 0) await new Promise((resolve) => setTimeout(resolve, 5));
@@ -136,26 +138,32 @@ test("a worker that stops closes half of the connection of its poll, and gives b
 
 test("a worker that stops while an answer comes lets it come whole", async () => {
   const requests: string[] = [];
-  let head = (): void => undefined;
-  const begun = new Promise<void>((resolve) => (head = resolve));
+  let rest = (): void => undefined;
   const text = JSON.stringify({ job_id: "01A", queue: "q", data: "eA==", remain_tries: 2, ttl: 9, elapsed_ms: 1, receipt: "2-1" });
   const server = createTcpServer({ allowHalfOpen: true }, (socket) => {
     socket.on("data", (data) => {
       requests.push(data.toString().split(" HTTP/")[0] as string);
       if (requests.length > 1) return send(socket, { msg: "released", remain_tries: 3, due_at: null });
       socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${text.length}\r\n\r\n${text.slice(0, 20)}`);
-      setTimeout(head, 50);
-      setTimeout(() => socket.write(text.slice(20)), 800);
+      rest = () => void socket.write(text.slice(20));
       return undefined;
     });
     socket.on("end", () => socket.destroy()); // as servers and proxies do that see their caller leave
     socket.on("error", () => undefined);
   });
-  const client = new Client({ url: await listening(server), namespace: "ns" });
+  const clock = new FakeClock();
+  const client = new Client({ url: await listening(server), namespace: "ns", clock } as ClientOptions);
   const worker = new Worker(client, { signals: false }).handle("q", () => assert.fail("it stops"));
+  let head = (): void => undefined;
+  const begun = new Promise<void>((resolve) => (head = resolve));
+  subscribe("http.client.response.finish", head); // a client has the head of its answer
   const ended = worker.run();
   await begun;
+  unsubscribe("http.client.response.finish", head);
+  await settled();
   worker.stop();
+  await clock.advance(800); // longer than it waits for an answer that has not begun
+  rest();
   await ended;
   assert.deepEqual(requests.slice(1), ["POST /api/ns/q/job/01A/release?spend=0&receipt=2-1"]);
   client.close();

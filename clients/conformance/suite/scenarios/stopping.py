@@ -78,7 +78,7 @@ async def answer_under_way(s: Stage) -> None:
         answer = await exchange.forward()
         taken.append(exchange)
         s.proxy.signal.ring()
-        await asyncio.sleep(0.3)
+        await exchange.incoming.until_gone()
         await exchange.send(answer)
 
     s.proxy.rule("consume", slow)
@@ -246,6 +246,7 @@ async def second_signal(s: Stage) -> None:
     w = await s.worker(concurrency=2, drain=30, grace=30)
     await w.event("start", 2)
     s.program.kill(signal.SIGTERM)
+    await w.event("hook", name="drain")  # Before the first is handled, a second would be the same one.
     await asyncio.sleep(1)
     check(s.program.process.returncode is None, "it has ended at the first signal")
     s.program.kill(signal.SIGTERM)
@@ -262,9 +263,9 @@ async def result_after_second_signal(s: Stage) -> None:
     s.proxy.rule("release", answers(502), times=2)
     w = await s.worker(drain=30, grace=30)
     await w.started(job)
-    for _ in range(2):
-        s.program.kill(signal.SIGTERM)
-        await asyncio.sleep(0.7)
+    s.program.kill(signal.SIGTERM)
+    await w.event("hook", name="drain")
+    s.program.kill(signal.SIGTERM)
     equal(await s.program.exit_code(8), 1, "exit code")
     equal((await s.state("q", job, "ready"))["remain_tries"], 3, "tries")
 

@@ -154,7 +154,8 @@ class Worker:
         handlers = LoopThread("dormouse-handlers")
         done = False
         try:
-            with self._started(handlers.loop(), until_idle) as future, self._signals(signals):
+            # Signals first: one may arrive as soon as the run begins.
+            with self._signals(signals), self._started(handlers.loop(), until_idle) as future:
                 try:
                     future.result()
                 except BaseException:
