@@ -640,7 +640,7 @@ async fn run_dry(nodes: &[RedisServer]) -> Outcome {
 /// are replaced one after the other in each round of docs/upgrade-from-lmstfy.md; a directory has one server, which is
 /// stopped and started.
 async fn fleet(bench: &Bench) -> Outcome {
-    let (tokens, one, six) = (RedisServer::start(), RedisServer::start(), RedisCluster::start());
+    let (tokens, one, six) = (RedisServer::start(), RedisServer::start(), RedisCluster::start().quick());
     let dir = tempfile::TempDir::new()?;
     let addrs: Vec<String> = six.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
     let disk = format!("Path = \"{}\"\n", dir.path().join("jobs").display());

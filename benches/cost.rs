@@ -177,7 +177,7 @@ async fn causes(bench: &Bench) -> Outcome {
         let one = async |more: &str| Setup::one_redis(&[], replicas, more).await;
         setups.push((format!("one Redis{with}"), one("").await?));
         for (name, more) in [("at home", ""), ("spread", spread)] {
-            let cluster = RedisCluster::start_of(3 + 3 * replicas, replicas);
+            let cluster = RedisCluster::start_of(3 + 3 * replicas, replicas).quick();
             let setup = Setup::on_cluster(cluster, &[&[]], more).await?;
             setups.push((format!("cluster, {name}{with}"), setup));
         }

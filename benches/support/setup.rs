@@ -220,7 +220,7 @@ impl Setup {
     /// Starts several servers on one cluster of six nodes, each with its own environment variables, and with further
     /// lines for the pool's table.
     pub async fn cluster(environments: &[&[(&str, &str)]], more: &str) -> Outcome<Setup> {
-        Setup::on_cluster(RedisCluster::start(), environments, more).await
+        Setup::on_cluster(RedisCluster::start().quick(), environments, more).await
     }
 
     /// Like `cluster`, on an existing cluster whose first three nodes are its masters.

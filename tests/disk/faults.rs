@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use crate::support::faults::{EIO, HANGS, fail, heal, shim};
+use crate::support::wait::until;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, OpenError, RawStore, RepairTo, Sync, repair};
 use dormouse::engine::{
     Engine, Held, How, Listing, OnConflict, Placing, Publication, Published, Release, Revival, Tries,
@@ -356,12 +357,20 @@ fn a_bad_sector_does_not_stop_the_store_when_tables_are_merged() {
     with_faults("child_bad_sector_in_a_merge");
 }
 
+/// The number of the last synced group, as the manifest of the log has it.
+fn synced(path: &Path) -> u64 {
+    let manifest = std::fs::read(path.join("log/manifest")).expect("it is replaced as a whole");
+    u64::from_be_bytes(manifest[24..32].try_into().expect("eight bytes"))
+}
+
 /// A store whose write or sync fails: every later call is refused, and acknowledged jobs exist after a restart.
 async fn poisoned_by(call: &str, errno: i32, part: &str) {
     let Some(dir) = child() else { return };
     let (q, path) = (queue("q"), dir.join("pool"));
     let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
     publish(&engine, &q, 0..10, 100).await;
+    // An idle store records its last synced group once. That must not be what fails first.
+    until("the last of ten groups is recorded", async || synced(&path) == 10).await;
     fail(&dir, call, errno, part, None);
     let failed = engine.publish(vec![NewJob { body: body(10, 100), ..job(&q, 10) }].into()).await;
     assert!(
@@ -639,18 +648,20 @@ fn a_store_on_a_full_disk_opens_and_is_drained() {
 async fn child_hangs() {
     let Some(dir) = child() else { return };
     let q = queue("q");
-    let open = |name: &str, sync: Sync| {
-        let disk_timeout = Duration::from_millis(500);
+    let open = |name: &str, sync: Sync, disk_timeout: Duration| {
         DiskEngine::open(DiskOptions { disk_timeout, sync, ..disk_options(&dir.join(name)) })
             .expect("it opens")
     };
-    let (hangs, well, lazy) =
-        (open("hangs", Sync::Always), open("well", Sync::Always), open("lazy", Sync::EverySecond));
+    // Longer than a busy disk takes for a sync.
+    const LIMIT: Duration = Duration::from_secs(5);
+    let (hangs, lazy) = (open("hangs", Sync::Always, LIMIT), open("lazy", Sync::EverySecond, LIMIT));
+    let well = open("well", Sync::Always, PATIENCE);
     for engine in [&hangs, &well, &lazy] {
         publish(engine, &q, 0..1, 100).await;
     }
-    for (engine, part) in [(&hangs, "hangs"), (&lazy, "lazy")] {
-        fail(&dir, "sync", HANGS, &format!("{part}/log"), None);
+    let faults = ["hangs", "lazy"].map(|part| format!("sync {HANGS} {part}/log\n")).concat();
+    std::fs::write(dir.join("faults"), faults).expect("written");
+    let is_noticed = async |engine: &DiskEngine, part: &str, n: u64| {
         // In the group that hangs, and behind it.
         let (first, second) =
             (engine.publish(vec![job(&q, 1)].into()), engine.publish(vec![job(&q, 2)].into()));
@@ -666,15 +677,16 @@ async fn child_hangs() {
         }
         assert!(matches!(second, Err(Error::Poisoned(_))), "{part}: a later call fails: {second:?}");
         assert!(reason.contains("the disk hangs"), "{part}: it says why: {reason}");
-        publish(&well, &q, 5..6, 100).await;
-        well.ack_job(job_ref(&q, 5)).await.expect("another pool works");
+        publish(&well, &q, n..n + 1, 100).await;
+        well.ack_job(job_ref(&q, n)).await.expect("another pool works");
         // A thread stays blocked in the disk; close does not wait for it.
         let closed = tokio::time::timeout(PATIENCE, engine.close()).await;
         closed.unwrap_or_else(|_| panic!("{part}: a close must not wait for a disk that hangs"));
         // When the disk recovers, that thread must not write to files that another process has opened.
         let again = DiskEngine::open(disk_options(&dir.join(part))).map(drop);
         assert!(matches!(again, Err(OpenError::Locked(_))), "{part}: its thread lives, and: {again:?}");
-    }
+    };
+    tokio::join!(is_noticed(&hangs, "hangs", 5), is_noticed(&lazy, "lazy", 6));
     well.close().await;
     println!("test child_hangs ... ok\n\ntest result: ok. 1 passed");
     // The threads that hang would keep the process.

@@ -16,4 +16,5 @@ mod support {
     pub mod faults;
     pub mod model;
     pub mod shim;
+    pub mod wait;
 }

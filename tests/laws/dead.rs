@@ -86,8 +86,8 @@ pub async fn a_respawned_job_expires_and_dies_again(s: &dyn Stage) {
     let new = s.kill(&q, [job(&q, "dies"), job(&q, "expires")]).await;
     respawn(s, &q, 1, None).await;
     s.take_one(&q, SHORT).await;
-    respawn(s, &q, 1, Some(LIFE)).await;
-    s.pass(LIFE + Duration::from_millis(1)).await;
+    respawn(s, &q, 1, Some(SHORT)).await;
+    s.pass(SHORT + Duration::from_millis(1)).await;
     assert_eq!(s.find(&new[1]).await, None, "its new ttl has ended");
     let dead = ok("dead_letter", s.engine().dead_letter(&q).await);
     assert_eq!(dead, Size { jobs: 1, head: Some(new[0].id) }, "its only try has ended");

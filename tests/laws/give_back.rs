@@ -111,11 +111,11 @@ pub async fn a_part_of_a_hand_over_can_be_given_back(s: &dyn Stage) {
 /// Guards against a job that lives forever once it was returned.
 pub async fn given_back_jobs_keep_their_ttl(s: &dyn Stage) {
     let q = queue("q");
-    let new = s.put(job(&q, "job").ttl(LIFE)).await;
+    let new = s.put(job(&q, "job").ttl(s.life())).await;
     let jobs = s.take(&q, 1, LONG).await;
     s.give_back(&jobs).await;
     let ttl = s.find(&new).await.and_then(|j| j.ttl);
-    assert!(ttl.is_some_and(|ttl| ttl <= LIFE), "its ttl continues: {ttl:?}");
-    s.pass(LIFE + Duration::from_millis(1)).await;
+    assert!(ttl.is_some_and(|ttl| ttl <= s.life()), "its ttl continues: {ttl:?}");
+    s.pass(s.life() + Duration::from_millis(1)).await;
     assert_eq!(s.take(&q, 1, LONG).await, [], "and ends");
 }

@@ -43,14 +43,14 @@ async fn is_not_mine(s: &dyn Stage, job: &Job, receipt: Receipt, why: &str) {
 pub async fn a_touched_job_runs_on(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job").tries(3)).await;
-    let held = s.take_one(&q, LIFE).await;
+    let held = s.take_one(&q, s.life()).await;
     let before = s.engine().now();
     let now = touched(s, &held, held.proof(), LONG).await;
     let slack = ms(s.differences().slack);
     let expected = before + ms(LONG);
     assert!(now.until + slack >= expected, "it is mine until {}, not until {expected}", now.until);
     assert!(now.until <= s.engine().now() + ms(LONG) + slack, "and not for longer");
-    s.pass(LIFE).await;
+    s.pass(s.life()).await;
     assert_eq!(s.take(&q, 9, LONG).await, [], "its first ttr has ended, and it runs on");
     let view = s.view(&held).await;
     assert_eq!((view.state, view.due_at), (Some(JobState::Running), Some(now.until)));
@@ -170,7 +170,7 @@ pub async fn what_is_gone_is_not_found(s: &dyn Stage) {
     let q = queue("q");
     for end in ["acked", "expired", "never there"] {
         let draft = job(&q, end).tries(2);
-        let draft = if end == "expired" { draft.ttl(LIFE) } else { draft };
+        let draft = if end == "expired" { draft.ttl(s.life()) } else { draft };
         let held = if end == "never there" {
             let new = draft.make(s);
             s.put(job(&q, "other")).await;
@@ -181,7 +181,7 @@ pub async fn what_is_gone_is_not_found(s: &dyn Stage) {
         };
         match end {
             "acked" => s.ack(&held).await,
-            "expired" => s.advance(LIFE + Duration::from_millis(1)).await,
+            "expired" => s.advance(s.life() + Duration::from_millis(1)).await,
             _ => {}
         }
         let receipt = held.proof();
@@ -257,15 +257,18 @@ pub async fn a_delayed_release_waits(s: &dyn Stage) {
     s.put(job(&q, "job").tries(2)).await;
     let held = s.take_one(&q, LONG).await;
     let before = s.engine().now();
-    let released = done("release", s.release(&held, held.proof(), later(LIFE)).await);
+    let released = done("release", s.release(&held, held.proof(), later(s.life())).await);
     let Released::Back { tries_left: 1, due_at } = released else { panic!("{released:?}") };
-    assert!(due_at + ms(s.differences().slack) >= before + ms(LIFE), "due at {due_at}, released at {before}");
+    assert!(
+        due_at + ms(s.differences().slack) >= before + ms(s.life()),
+        "due at {due_at}, released at {before}"
+    );
     s.pump().await;
     assert_eq!(s.take(&q, 9, LONG).await, [], "not before its delay has ended");
     let view = s.view(&held).await;
     assert_eq!((view.state, view.due_at, view.tries_left), (Some(JobState::Delayed), Some(due_at), Some(1)));
     s.put(job(&q, "other")).await;
-    s.pass(LIFE).await;
+    s.pass(s.life()).await;
     assert_eq!(s.drain(&q).await, ["other", "job"], "it joins at the tail, as delayed jobs do");
     s.pass(SHORT).await;
     assert_eq!(s.size(&q).await, 0, "once");
@@ -275,11 +278,11 @@ pub async fn a_delayed_release_waits(s: &dyn Stage) {
 pub async fn a_released_job_does_not_come_back_after_its_old_ttr(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["a", "b", "c"].map(|body| job(&q, body).tries(5))).await;
-    let held = s.take(&q, 3, LIFE).await;
+    let held = s.take(&q, 3, s.life()).await;
     done("release", s.release(&held[0], held[0].proof(), Release::default()).await);
     done("release", s.release(&held[1], held[1].proof(), later(SHORT)).await);
     done("bury", s.bury(&held[2], held[2].proof(), None).await);
-    s.pass(LIFE).await;
+    s.pass(s.life()).await;
     assert_eq!(s.drain(&q).await, ["a", "b"], "each once");
     assert_eq!((s.take(&q, 9, LONG).await, s.dead(&q).await), (vec![], 1), "nothing is left");
 }
@@ -347,7 +350,7 @@ pub async fn a_released_job_is_found_in_every_state(s: &dyn Stage) {
 /// Guards against retrying a job that its worker has buried.
 pub async fn a_buried_job_is_dead(s: &dyn Stage) {
     let q = queue("q");
-    s.put_all(["a", "b"].map(|body| job(&q, body).tries(9).ttl(LIFE))).await;
+    s.put_all(["a", "b"].map(|body| job(&q, body).tries(9).ttl(s.life()))).await;
     for _ in 0..2 {
         let held = s.take_one(&q, LONG).await;
         done("bury", s.bury(&held, held.proof(), None).await);
@@ -355,7 +358,7 @@ pub async fn a_buried_job_is_dead(s: &dyn Stage) {
         let view = s.view(&held).await;
         assert_eq!((view.state, view.tries_left, view.ttl), (Some(JobState::Dead), Some(0), None));
     }
-    s.pass(LIFE).await;
+    s.pass(s.life()).await;
     assert_eq!((s.dead(&q).await, s.size(&q).await), (2, 0), "dead jobs do not expire");
     assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 9, None).await), 2);
     let again = s.take(&q, 9, LONG).await;

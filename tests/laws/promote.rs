@@ -37,7 +37,7 @@ pub async fn a_promoted_job_is_ready_behind_the_others(s: &dyn Stage) {
 /// Guards against a timer left behind, which would deliver a promoted job twice.
 pub async fn a_promoted_job_comes_once(s: &dyn Stage) {
     let q = queue("q");
-    let all = s.put_all((0..5).map(|n| job(&q, n.to_string()).delay(LIFE).tries(2))).await;
+    let all = s.put_all((0..5).map(|n| job(&q, n.to_string()).delay(s.life()).tries(2))).await;
     for new in [&all[3], &all[1]] {
         assert_eq!(promote(s, new).await, Promoted::Done);
         assert_eq!(promote(s, new).await.state(), Some(JobState::Ready), "the second time");
@@ -47,7 +47,7 @@ pub async fn a_promoted_job_comes_once(s: &dyn Stage) {
     assert_eq!(promote(s, &all[3]).await, Promoted::NotDelayed(Some(JobState::Running)));
     s.ack(&held[0]).await;
     assert_eq!(promote(s, &all[3]).await, Promoted::NotFound, "it was acked");
-    s.pass(LIFE).await;
+    s.pass(s.life()).await;
     assert_eq!(s.drain(&q).await, ["0", "2", "4"], "the others come at their time");
     assert_eq!(ok("stats", s.engine().stats().await).timers, 4, "of the four that run");
 }
@@ -88,8 +88,8 @@ pub async fn only_delayed_jobs_are_promoted(s: &dyn Stage) {
     let elsewhere = NewJob { queue: queue("r"), ..delayed.clone() };
     assert_eq!(promote(s, &elsewhere).await, Promoted::NotFound, "of another queue");
     assert_eq!(s.view(&delayed).await.state, Some(JobState::Delayed));
-    let short = s.put(job(&q, "short").delay(SHORT).ttl(LIFE)).await;
-    s.advance(LIFE + Duration::from_millis(1)).await;
+    let short = s.put(job(&q, "short").delay(SHORT).ttl(SHORT * 2)).await;
+    s.advance(SHORT * 2 + Duration::from_millis(1)).await;
     assert_eq!(promote(s, &short).await, Promoted::NotFound, "its ttl has ended");
 }
 

@@ -42,9 +42,9 @@ pub async fn a_job_is_respawned_with_what_was_asked(s: &dyn Stage) {
     assert!(view.ttl.is_some_and(|ttl| ttl <= LONG), "{view:?}");
     s.pass(SHORT).await;
     assert_eq!(s.take_one(&q, LONG).await.tries_left, 2, "three tries, one in use");
-    let short = Revival { ttl: Some(LIFE), ..revival(1) };
+    let short = Revival { ttl: Some(SHORT), ..revival(1) };
     ok("respawn_jobs", s.engine().respawn_jobs(&q, &[dead[1].id], short).await);
-    s.pass(LIFE + Duration::from_millis(1)).await;
+    s.pass(SHORT + Duration::from_millis(1)).await;
     assert_eq!((s.drain(&q).await, s.dead(&q).await), (vec![], 0), "its new ttl has ended");
 }
 

@@ -38,17 +38,17 @@ pub async fn is_gone(s: &dyn Stage, new: &dormouse::job::NewJob, what: &str) {
 
 /// Guards against ready jobs that outlive their ttl.
 pub async fn a_ready_job_expires(s: &dyn Stage) {
-    let new = s.put(job(&queue("q"), "job").ttl(LIFE)).await;
+    let new = s.put(job(&queue("q"), "job").ttl(s.life())).await;
     assert!(s.find(&new).await.is_some(), "it lives");
-    s.advance(LIFE + MS).await;
+    s.advance(s.life() + MS).await;
     is_gone(s, &new, "an expired ready job").await;
 }
 
 /// Guards against delivering a job that becomes due and expires at the same time.
 pub async fn a_delayed_job_expires(s: &dyn Stage) {
-    let new = s.put(job(&queue("q"), "job").ttl(LIFE).delay(SHORT)).await;
-    let equal = s.put(job(&queue("r"), "job").ttl(LIFE).delay(LIFE)).await;
-    s.advance(LIFE + MS).await;
+    let new = s.put(job(&queue("q"), "job").ttl(SHORT * 2).delay(SHORT)).await;
+    let equal = s.put(job(&queue("r"), "job").ttl(SHORT * 2).delay(SHORT * 2)).await;
+    s.advance(SHORT * 2 + MS).await;
     for when in ["before the pump", "after it"] {
         is_gone(s, &new, &format!("an expired delayed job {when}")).await;
         is_gone(s, &equal, &format!("a job whose delay is its ttl {when}")).await;
@@ -59,10 +59,10 @@ pub async fn a_delayed_job_expires(s: &dyn Stage) {
 /// Guards against redelivering a running job after it expired.
 pub async fn a_running_job_expires_and_does_not_come_back(s: &dyn Stage) {
     let q = queue("q");
-    let new = s.put(job(&q, "job").ttl(LIFE).tries(5)).await;
+    let new = s.put(job(&q, "job").ttl(s.life()).tries(5)).await;
     let taken = s.take(&q, 1, SHORT).await;
     assert_eq!(taken.len(), 1, "it was ready");
-    s.advance(LIFE + MS).await;
+    s.advance(s.life() + MS).await;
     s.give_back(&taken).await;
     is_gone(s, &new, "an expired running job given back").await;
     s.pump().await;
@@ -72,9 +72,9 @@ pub async fn a_running_job_expires_and_does_not_come_back(s: &dyn Stage) {
 /// Guards against a dead letter without a body.
 pub async fn an_expired_running_job_does_not_die(s: &dyn Stage) {
     let q = queue("q");
-    let new = s.put(job(&q, "job").ttl(LIFE)).await;
-    s.take_one(&q, LIFE / 2).await;
-    s.pass(LIFE + MS).await;
+    let new = s.put(job(&q, "job").ttl(s.life())).await;
+    s.take_one(&q, s.life() / 2).await;
+    s.pass(s.life() + MS).await;
     assert_eq!(s.dead(&q).await, 0, "it expired before it could die");
     is_gone(s, &new, "a job that expired on its last try").await;
 }
@@ -82,8 +82,8 @@ pub async fn an_expired_running_job_does_not_die(s: &dyn Stage) {
 /// Guards against a dead letter that loses its jobs before an operator has seen them.
 pub async fn a_dead_job_does_not_expire(s: &dyn Stage) {
     let q = queue("q");
-    let new = s.kill(&q, [job(&q, "job").ttl(LIFE)]).await.remove(0);
-    s.pass(LIFE + MS).await;
+    let new = s.kill(&q, [job(&q, "job").ttl(s.life())]).await.remove(0);
+    s.pass(s.life() + MS).await;
     let read = s.find(&new).await.expect("a dead job stays");
     assert_eq!((read.body, read.ttl), (new.body, None), "it has no ttl");
     assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 1, None).await), 1, "and can be respawned");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dormouse::engine::disk::FORMAT;
 use reqwest::Client;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
-use crate::support::wait::until;
+use crate::support::wait::{TIMEOUT, until};
 
 fn backup(dir: &Path, admin: &str, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
@@ -46,25 +46,22 @@ async fn token(admin: &str) -> String {
     made["token"].as_str().expect("a token").to_owned()
 }
 
-/// Publishes until stopped. Returns the ids, and the longest time of a reply.
+/// Publishes until stopped. Adds the ids to `ids`.
 async fn publish(
     api: String,
     token: String,
     stop: Arc<AtomicBool>,
     ids: Arc<parking_lot::Mutex<Vec<String>>>,
-) -> Duration {
-    let (client, mut longest) = (Client::new(), Duration::ZERO);
+) {
+    let client = Client::new();
     while !stop.load(Ordering::Relaxed) {
-        let began = Instant::now();
         let put =
             client.put(format!("http://{api}/api/ns/q")).header("X-Token", &token).body("x".repeat(500));
         let answer = put.send().await.expect("it answers");
         assert_eq!(answer.status(), 201, "a publish while a backup is made");
-        longest = longest.max(began.elapsed());
         let answer: Value = serde_json::from_str(&answer.text().await.expect("a body")).expect("JSON");
         ids.lock().push(answer["job_id"].as_str().expect("an id").to_owned());
     }
-    longest
 }
 
 /// Consumes all jobs of a queue, and returns their ids.
@@ -109,9 +106,7 @@ async fn nothing_that_was_answered_before_is_missing_from_a_backup() {
     }
     stop.store(true, Ordering::Relaxed);
     for publisher in load {
-        let longest = publisher.await.expect("no panic");
-        // 50 ms on an idle machine; tests share it.
-        assert!(longest < Duration::from_secs(2), "a publish took {longest:?}");
+        publisher.await.expect("no panic");
     }
     let left: Vec<_> = std::fs::read_dir(dir.path().join("jobs"))
         .expect("the pool")
@@ -197,26 +192,29 @@ async fn what_is_no_backup_is_refused_and_leaves_nothing() {
     assert_eq!(refused.status(), 403, "without accounts any client could read all tokens");
 }
 
-/// Guards against a copy that remains when its client disconnects, or its server is killed.
+/// Guards against a copy that remains when its client disconnects, or its server is killed; and against publishes that
+/// wait for the end of a backup.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
     let dir = TempDir::new().expect("a temporary directory");
     let mut process = start(dir.path(), "jobs", "MaxBodyMemory = 64");
     let (api, admin) = (process.address("api"), process.address("admin"));
     let token = token(&admin).await;
+    let put = async |size: usize| {
+        let put = Client::new().put(format!("http://{api}/api/ns/q")).header("X-Token", &token);
+        let answer = put.body(vec![7; size]).timeout(TIMEOUT).send().await.expect("it answers");
+        assert_eq!(answer.status(), 201);
+    };
     // More than the socket buffers of both ends hold.
     for _ in 0..40 {
-        let put = Client::new()
-            .put(format!("http://{api}/api/ns/q"))
-            .header("X-Token", &token)
-            .body(vec![7; 1 << 20]);
-        assert_eq!(put.send().await.expect("it answers").status(), 201);
+        put(1 << 20).await;
     }
     let copy: PathBuf = dir.path().join("jobs/copy");
     let url = format!("http://{admin}/backup");
     let slow = reqwest::get(&url).await.expect("it answers");
     assert_eq!(slow.headers()["content-type"], "application/x-tar");
-    assert!(copy.exists(), "the copy is not read yet");
+    put(500).await;
+    assert!(copy.exists(), "the copy is not read yet, and a publish was answered");
     let second = reqwest::get(&url).await.expect("it answers");
     assert_eq!(
         (second.status().as_u16(), second.text().await.expect("a body").contains("already running")),

@@ -223,10 +223,10 @@ async fn rolling_restart(authority: Option<Authority>) {
     for round in 0..2 {
         for (n, server_now) in servers.iter_mut().enumerate() {
             let before = met.published.lock().len();
+            let began = Instant::now();
             server_now.signal("TERM");
             let next = tokio::task::block_in_place(|| {
                 // Ends within the drain and five seconds.
-                let began = Instant::now();
                 let placeholder = Process::run(std::process::Command::new("true"), dirs[n].path(), &[]);
                 let ended = std::mem::replace(server_now, placeholder).ended();
                 assert_eq!(ended.status.code(), Some(0), "server {n}, round {round}: {}", ended.said);

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use crate::support::client::{create_token, request, send};
 use crate::support::process::Process;
+use crate::support::wait::until;
 
 /// A server with a job in each state shown by commands.
 struct Stand {
@@ -25,6 +26,7 @@ impl Stand {
         let mut process = Process::start(dir.path(), &[], &env);
         let (api, admin) = (process.address("api"), process.address("admin"));
         let token = create_token(&admin, "ns").await;
+        until_ready(&admin).await;
         let stand = Stand { dir, api, admin, token, _process: process };
         stand.publish("q", "x").await;
         let schedule = json!({"queue": "q", "every": 3600, "text": "x"}).to_string();
@@ -55,6 +57,12 @@ impl Stand {
             .env("DORMOUSE_NAMESPACE", "ns");
         command
     }
+}
+
+/// Waits until the server with this admin port is ready.
+async fn until_ready(admin: &str) {
+    let ready = format!("http://{admin}/ready");
+    until("it is ready", async || send(request("GET", &ready, "")).await.status == 200).await;
 }
 
 /// Every command that prints. `c.toml` configures a directory that no server has open.
@@ -136,7 +144,7 @@ async fn a_server_serves_also_when_its_banner_cannot_be_written() {
     command.args(["-c", "exec \"$0\" > /dev/full", env!("CARGO_BIN_EXE_dormouse")]);
     let mut process = Process::run(command, dir.path(), &[]);
     let admin = process.address("admin");
-    send(request("GET", &format!("http://{admin}/ready"), "")).await.expect(200);
+    until_ready(&admin).await;
     process.signal("TERM");
     let ended = process.ended();
     assert!(ended.status.success(), "{}", ended.said);

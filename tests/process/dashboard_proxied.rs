@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use reqwest::Url;
 use tempfile::TempDir;
@@ -12,6 +13,7 @@ use crate::support::client::{create_token, request, send};
 use crate::support::nginx::Nginx;
 use crate::support::process::Process;
 use crate::support::redis_server::free_port;
+use crate::support::wait::TIMEOUT;
 
 /// Returns the nginx configurations of the dashboard's page: with the prefix stripped, and with the prefix kept.
 fn blocks() -> [String; 2] {
@@ -22,6 +24,9 @@ fn blocks() -> [String; 2] {
     assert!(stripped.contains("7778/;") && kept.contains("7778;"), "one of each: {found:?}");
     [stripped, kept].map(str::to_owned)
 }
+
+/// What a page says in place of what was not read in time.
+const INCOMPLETE: &str = "no response within a second";
 
 /// A dashboard behind nginx.
 struct Outside {
@@ -112,11 +117,20 @@ impl Outside {
         told.flat_map(|(name, value)| ["-H".to_owned(), format!("Sec-Fetch-{name}: {value}")]).collect()
     }
 
-    /// Follows a link, or loads a resource of a page.
+    /// Follows a link, or loads a resource of a page. Waits until a page shows everything: on a busy machine it may lack
+    /// what its server could not read in time.
     fn get(&self, url: &str, from: Site, dest: &str) -> Answer {
         let mode = if ["document", "iframe"].contains(&dest) { "navigate" } else { "no-cors" };
         let told = self.told(from, mode, dest);
-        self.ask(url, &told.iter().map(String::as_str).collect::<Vec<_>>())
+        let told: Vec<_> = told.iter().map(String::as_str).collect();
+        let began = Instant::now();
+        loop {
+            let answer = self.ask(url, &told);
+            if !answer.body.contains(INCOMPLETE) || began.elapsed() > TIMEOUT {
+                return answer;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Submits a form of a page.

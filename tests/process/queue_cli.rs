@@ -365,8 +365,7 @@ async fn trouble_is_one_line_and_an_exit_code() {
             "{url}: {ended:?}"
         );
     }
-    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
-    let ended = with(&["-n", "ns", "list"], &[("DORMOUSE_URL", &format!("http://{free}"))]);
+    let ended = with(&["-n", "ns", "list"], &[("DORMOUSE_URL", "http://127.0.0.1:1")]);
     assert_eq!((ended.code, ended.err.lines().count()), (1, 1), "no server listens: {ended:?}");
     assert!(ended.err.contains("cannot reach"), "{ended:?}");
     for args in [&["-n", "ns"][..], &["peek"], &["respawn", "q"], &["respawn", "q", "id", "--oldest", "1"]] {

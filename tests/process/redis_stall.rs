@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::support::client::{create_token, data, job_id};
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
+use crate::support::wait::until;
 use parking_lot::Mutex;
 use redis::Commands;
 use serde_json::Value;
@@ -38,6 +39,8 @@ const PATIENT: Duration = Duration::from_secs(20);
 /// A response that arrives this soon after its consumer has disconnected was already in transit, which no server can
 /// know. A later one was sent to a consumer known to have disconnected.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
+/// The verbs that must work again after the stall.
+const VERBS: [&str; 3] = ["publish", "consume", "ack"];
 /// Maximum time for draining. It is exceeded only if jobs are stuck.
 const DRAIN: Duration = Duration::from_secs(100);
 
@@ -53,7 +56,7 @@ struct Stall {
 struct Told {
     /// The status of each publish; 0 without a response.
     published: HashMap<String, u16>,
-    /// When its consumer had received the whole response, for each delivery.
+    /// When the poll of each delivery was sent.
     delivered: HashMap<String, Vec<Instant>>,
     /// When the first 204 arrived.
     acked: HashMap<String, Instant>,
@@ -80,7 +83,7 @@ struct Fleet {
 struct Left {
     stream: TcpStream,
     read: Vec<u8>,
-    since: Instant,
+    asked: Instant,
 }
 
 impl Left {
@@ -89,11 +92,12 @@ impl Left {
     async fn read_on(mut self) -> Option<((u16, Vec<u8>), Duration)> {
         let rest = async {
             self.stream.shutdown().await.ok()?;
+            let since = Instant::now();
             while whole(&self.read).is_none() && self.stream.read_buf(&mut self.read).await.ok()? > 0 {}
-            Some(())
+            Some(since)
         };
-        tokio::time::timeout(PATIENT, rest).await.ok()??;
-        Some((whole(&self.read)?, self.since.elapsed()))
+        let since = tokio::time::timeout(PATIENT, rest).await.ok()??;
+        Some((whole(&self.read)?, since.elapsed()))
     }
 }
 
@@ -116,6 +120,7 @@ impl Fleet {
             self.token,
             body.len()
         );
+        let asked = Instant::now();
         let mut stream = TcpStream::connect(self.addr).await.map_err(|_| None)?;
         let mut read = Vec::new();
         let talk = async {
@@ -130,7 +135,7 @@ impl Fleet {
         let answered = tokio::time::timeout(patience, talk).await;
         match (whole(&read), answered) {
             (Some(answer), _) => Ok(answer),
-            (None, Err(_)) => Err(Some(Left { stream, read, since: Instant::now() })),
+            (None, Err(_)) => Err(Some(Left { stream, read, asked })),
             (None, Ok(_)) => Err(None),
         }
     }
@@ -197,7 +202,7 @@ impl Fleet {
                 }
             };
             self.works("consume", asked);
-            let jobs = self.delivered(&text);
+            let jobs = self.delivered(&text, asked);
             if !self.draining.load(Ordering::SeqCst) {
                 tokio::time::sleep(WORK).await;
             }
@@ -211,25 +216,25 @@ impl Fleet {
         }
     }
 
-    /// Records the response to a consume. Returns ids and bodies.
-    fn delivered(&self, text: &[u8]) -> Vec<(String, String)> {
+    /// Records the response to a consume that was sent at `asked`. Returns ids and bodies.
+    fn delivered(&self, text: &[u8], asked: Instant) -> Vec<(String, String)> {
         let text: Value = serde_json::from_slice(text).expect("JSON");
         let jobs = text.as_array().cloned().unwrap_or_else(|| vec![text]);
-        let now = Instant::now();
         let body = |job| String::from_utf8(data(job)).expect("a body of ours");
         let jobs: Vec<_> = jobs.iter().map(|job| (job_id(job), body(job))).collect();
         for (_, body) in &jobs {
-            self.told.lock().delivered.entry(body.clone()).or_default().push(now);
+            self.told.lock().delivered.entry(body.clone()).or_default().push(asked);
         }
         jobs
     }
 
     /// Handles a disconnected consumer. Jobs in transit count as delivered, and are acked.
     async fn was_left(self: Arc<Fleet>, queue: &'static str, left: Left) {
+        let asked = left.asked;
         let Some(((200, text), after)) = left.read_on().await else { return };
         self.told.lock().on_their_way.push(after);
         if after < ON_ITS_WAY {
-            for (id, body) in self.delivered(&text) {
+            for (id, body) in self.delivered(&text, asked) {
                 self.clone().ack(format!("{queue}/job/{id}"), body).await;
             }
         }
@@ -292,12 +297,13 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
     let publishers: Vec<_> = (0..PUBLISHERS).map(|_| tokio::spawn(fleet.clone().publisher())).collect();
     let consumers: Vec<_> = (0..CONSUMERS).map(|n| tokio::spawn(fleet.clone().consumer(n))).collect();
     // All consumers are working.
-    crate::support::wait::until("every consumer had a job", async || fleet.deliveries() > CONSUMERS).await;
+    until("every consumer had a job", async || fleet.deliveries() > CONSUMERS).await;
     let stalled = redis.stall();
     tokio::time::sleep(stall.lasts).await;
     drop(stalled);
     *fleet.over.lock() = Some(Instant::now());
     tokio::time::sleep(Duration::from_secs(2)).await;
+    until("every verb works again", async || fleet.told.lock().resumed.len() == VERBS.len()).await;
     fleet.publishing.store(false, Ordering::SeqCst);
     for publisher in publishers {
         publisher.await.expect("no panic");
@@ -340,7 +346,7 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
     let again: BTreeSet<_> = told
         .acked
         .iter()
-        .filter(|(body, acked)| told.delivered[*body].iter().any(|delivered| delivered > *acked))
+        .filter(|(body, acked)| told.delivered[*body].iter().any(|asked| asked > *acked))
         .map(|(body, _)| body)
         .collect();
     println!(
@@ -367,7 +373,7 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
         stored.first()
     );
     assert!(again.is_empty(), "{} acked jobs came again, such as {:?}", again.len(), again.first());
-    for verb in ["publish", "consume", "ack"] {
+    for verb in VERBS {
         let resumed = told.resumed.get(verb).unwrap_or_else(|| panic!("{verb} never worked again"));
         assert!(*resumed < RESUMED, "{verb} works within {RESUMED:?} after the stall, not {resumed:?}");
     }

@@ -18,6 +18,7 @@ use crate::support::client::{create_token, send, try_send};
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, on_each_store};
+use crate::support::wait::until;
 use reqwest::Client;
 use tempfile::TempDir;
 
@@ -48,10 +49,13 @@ async fn due_times(url: &str, token: &str) -> BTreeMap<String, Vec<i64>> {
 /// Guards against an occurrence that is placed twice or never when the server placing it dies.
 async fn occurrences_come_once_through_kill_9(store: Store) {
     const SCHEDULES: usize = 30;
+    // In milliseconds.
+    let every = |n: usize| 1000 + n as i64;
     let dir = TempDir::new().expect("a temporary directory");
     std::fs::write(dir.path().join("c.toml"), store.toml()).expect("a file");
     let mut token = String::new();
-    let began = Instant::now();
+    // The first due time of each, in milliseconds since 1970.
+    let mut first = Vec::new();
     for life in 0..6 {
         let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
         let (api, admin) = (process.address("api"), process.address("admin"));
@@ -62,7 +66,8 @@ async fn occurrences_come_once_through_kill_9(store: Store) {
                 // Each is due at another moment of a second.
                 let setting = format!(r#"{{"queue":"q","every":1.0{n:02},"overlap":"allow","ttl":0}}"#);
                 let put = Client::new().put(format!("{base}/_schedules/s{n}")).header("X-Token", &token);
-                send(put.body(setting)).await.expect(201);
+                let answer = send(put.body(setting)).await.expect(201);
+                first.push(instant(&answer.json["anchor"]).expect("an anchor") + every(n));
             }
         }
         if life < 5 {
@@ -72,17 +77,25 @@ async fn occurrences_come_once_through_kill_9(store: Store) {
             continue;
         }
         // Occurrences due while no server runs are placed late.
-        tokio::time::sleep(Duration::from_millis(1500)).await;
-        let seen = due_times(&base, &token).await;
-        assert_eq!(seen.len(), SCHEDULES, "each has placed some");
-        for (name, dues) in seen {
-            let n: i64 = name[1..].parse().expect("a number");
-            let (every, mut sorted) = (1000 + n, dues.clone());
-            sorted.sort_unstable();
-            let gaps: Vec<i64> = sorted.windows(2).map(|two| two[1] - two[0]).collect();
-            assert!(gaps.iter().all(|gap| *gap == every), "{name}, every {every} ms, after {gaps:?} ms");
-            let least = began.elapsed().as_millis() as i64 / every - 4;
-            assert!(dues.len() as i64 >= least, "{name}: {} of {least} or more", dues.len());
+        let (serving, mut seen) = (now(), BTreeMap::<String, Vec<i64>>::new());
+        until("each has placed one that is due after the last start", async || {
+            for (name, dues) in due_times(&base, &token).await {
+                seen.entry(name).or_default().extend(dues);
+            }
+            let last = seen.values().map(|dues| dues.iter().max().copied().unwrap_or_default());
+            seen.len() == SCHEDULES && last.min() >= Some(serving)
+        })
+        .await;
+        for (n, first) in first.iter().enumerate() {
+            let dues = seen.get_mut(&format!("s{n}")).expect("it has placed some");
+            dues.sort_unstable();
+            assert_eq!(dues[0], *first, "the first of s{n}, of {dues:?}");
+            let gaps: Vec<i64> = dues.windows(2).map(|two| two[1] - two[0]).collect();
+            assert!(
+                gaps.iter().all(|gap| *gap == every(n)),
+                "s{n}, every {} ms, after {gaps:?} ms",
+                every(n)
+            );
         }
     }
 }

@@ -28,6 +28,11 @@ const EACH: Duration = Duration::from_millis(10);
 const CONSUMERS: usize = 16;
 /// Longer than any response of a healthy server.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(8);
+/// Time after which the Sentinels consider a Redis down while there is no fault, so that no stall of the machine makes
+/// a failover.
+const STEADY: Duration = Duration::from_secs(60);
+/// Maximum time until the Sentinels name another master. They may need several attempts.
+const FAILOVER: Duration = Duration::from_secs(60);
 /// Maximum time for draining after the load, exceeded only by a broken server.
 const DRAIN: Duration = Duration::from_secs(120);
 
@@ -38,7 +43,7 @@ enum Fault {
     Kill,
     /// SENTINEL FAILOVER of a healthy master.
     Planned,
-    /// It hangs, and continues after this many seconds.
+    /// It hangs, and continues after this many seconds, or later once another master is named.
     Hang(u64),
 }
 
@@ -58,9 +63,11 @@ struct Case {
     min_replicas: bool,
     /// Time after which the Sentinels consider the master down.
     down_after: Duration,
-    /// Duration of the load before the fault, and after the fault or the end of a hang.
+    /// Duration of the load before the fault, and after requests work again and the end of a hang.
     before: Duration,
     after: Duration,
+    /// Maximum time without a 201, and without a job for consumers, once another master is named.
+    resumed: Duration,
     /// Delay of jobs due soon, and ttr of the consumers, in seconds.
     soon: u64,
     ttr: u64,
@@ -77,6 +84,7 @@ impl Case {
             before: Duration::from_secs(3),
             // An old master keeps accepting writes for about ten seconds.
             after: Duration::from_secs(14),
+            resumed: Duration::from_secs(7),
             soon: 4,
             ttr: 8,
         }
@@ -87,6 +95,8 @@ impl Case {
             down_after: Duration::from_millis(500),
             before: Duration::from_millis(500),
             after: Duration::from_secs(5),
+            // Other tests run beside it.
+            resumed: Duration::from_secs(20),
             soon: 1,
             ttr: 2,
             ..Case::long(fault, First::Well)
@@ -99,8 +109,9 @@ impl Case {
 struct Entry {
     stored: bool,
     delivered: bool,
-    acked: bool,
-    /// Delivered after its ack was acknowledged.
+    /// When its ack was acknowledged for the first time.
+    acked: Option<Instant>,
+    /// Delivered to a poll that was sent after that.
     again: bool,
 }
 
@@ -122,9 +133,12 @@ struct Figures {
     refused: usize,
     lost: usize,
     again: usize,
-    /// The longest time without a 201, and without a job for consumers.
+    /// The longest time without a 201, and without a job for consumers, from the fault on.
     publish_gap: Duration,
     consume_gap: Duration,
+    /// The same once the Sentinels have named another master.
+    publish_resumed: Duration,
+    consume_resumed: Duration,
 }
 
 /// Returns the longest time between two of these instants.
@@ -153,6 +167,12 @@ impl Callers {
         Some((status, response.text().await.ok()?))
     }
 
+    /// Whether publishes and consumes have worked since then.
+    fn work_since(&self, since: Instant) -> bool {
+        let ledger = self.ledger.lock();
+        [&ledger.stored, &ledger.delivered].iter().all(|times| times.last().is_some_and(|last| *last > since))
+    }
+
     /// Publishes one job, once. `delay` is in seconds.
     async fn publish(self: Arc<Self>, number: u32, delay: u64) {
         let path = format!("?tries=50&delay={delay}");
@@ -170,6 +190,7 @@ impl Callers {
     async fn work(self: Arc<Self>) {
         while !self.done.load(Ordering::Relaxed) {
             let path = format!("?timeout=1&ttr={}", self.ttr);
+            let asked = Instant::now();
             let job = match self.send(Method::GET, path, String::new()).await {
                 Some((StatusCode::OK, text)) => {
                     serde_json::from_str::<serde_json::Value>(&text).expect("a job is JSON")
@@ -187,12 +208,12 @@ impl Callers {
                 ledger.delivered.push(Instant::now());
                 let entry = ledger.jobs.entry(number).or_default();
                 entry.delivered = true;
-                entry.again |= entry.acked;
+                entry.again |= entry.acked.is_some_and(|acked| acked < asked);
             }
             let id = job["job_id"].as_str().expect("a job has an id");
             let acked = self.send(Method::DELETE, format!("/job/{id}"), String::new()).await;
             if acked.is_some_and(|(status, _)| status == StatusCode::NO_CONTENT) {
-                self.ledger.lock().jobs.entry(number).or_default().acked = true;
+                self.ledger.lock().jobs.entry(number).or_default().acked.get_or_insert_with(Instant::now);
             }
         }
     }
@@ -203,17 +224,17 @@ struct Load {
     callers: Arc<Callers>,
     number: u32,
     soon: u64,
-    /// End of the load.
+    /// End of the load; an estimate until the fault is over.
     end: Instant,
     publishing: JoinSet<()>,
 }
 
 impl Load {
-    /// Publishes until `until`.
-    async fn run(&mut self, until: Instant) {
+    /// Publishes until `done`, or until the deadline.
+    async fn run(&mut self, deadline: Instant, done: impl Fn() -> bool) {
         let mut each = tokio::time::interval(EACH);
         let mut both = false;
-        while Instant::now() < until {
+        while Instant::now() < deadline && !done() {
             each.tick().await;
             self.publish(self.end.saturating_duration_since(Instant::now()).as_secs() + 1);
             if both {
@@ -231,7 +252,7 @@ impl Load {
 
 async fn run(case: Case) -> Figures {
     let args: &[&str] = if case.min_replicas { &["--min-replicas-to-write", "1"] } else { &[] };
-    let mut redises = Sentinels::start(case.down_after, args).await;
+    let mut redises = Sentinels::start(STEADY, args).await;
     let _hung = match case.first {
         First::Well => None,
         First::Dead => {
@@ -261,21 +282,33 @@ async fn run(case: Case) -> Figures {
     let end = began + case.before + hang_time + case.after;
     let publishing = JoinSet::new();
     let mut load = Load { callers: callers.clone(), number: 0, soon: case.soon, end, publishing };
-    load.run(began + case.before).await;
+    load.run(began + case.before, || false).await;
 
-    let old = redises.master();
-    assert_eq!(old, redises.redises[0].addr(), "no failover has happened by itself");
+    assert_eq!(redises.current(), Some(0), "no failover has happened by itself");
+    let working = usize::from(case.first != First::Well);
+    let set_down_after = |redises: &Sentinels, down_after: Duration| {
+        if case.fault != Fault::Planned {
+            Sentinels::set_down_after(&redises.sentinels[working..], down_after);
+        }
+    };
+    set_down_after(&redises, case.down_after);
     let fault = Instant::now();
+    let mut hung = None;
     match case.fault {
         Fault::Kill => redises.redises[0].kill(),
         Fault::Planned => redises.fail_over(),
-        Fault::Hang(_) => {
-            let _hung = redises.redises[0].stall();
-            load.run(fault + hang_time).await;
-        }
+        Fault::Hang(_) => hung = Some(redises.redises[0].stall()),
     }
-    load.run(end).await;
-    assert_ne!(redises.master(), old, "there was a failover");
+    load.run(fault + FAILOVER, || redises.current() != Some(0)).await;
+    assert_ne!(redises.current(), Some(0), "a failover within {FAILOVER:?}");
+    let named = Instant::now();
+    set_down_after(&redises, STEADY);
+    load.run(named + case.resumed, || callers.work_since(named)).await;
+    load.run(fault + hang_time, || false).await;
+    drop(hung);
+    load.end = Instant::now() + case.after;
+    let end = load.end;
+    load.run(end, || false).await;
 
     load.publishing.join_all().await;
     // A delivery lost to its caller is redelivered after its ttr, and so is a job whose ack was lost: both have a
@@ -303,20 +336,25 @@ async fn run(case: Case) -> Figures {
         again: ledger.jobs.values().filter(|job| job.again).count(),
         publish_gap: gap(&ledger.stored, fault, end),
         consume_gap: gap(&ledger.delivered, fault, end),
+        publish_resumed: gap(&ledger.stored, named, end),
+        consume_resumed: gap(&ledger.delivered, named, end),
     }
 }
 
 /// Checks the properties that hold in every case.
 fn check(case: Case, figures: Figures) {
-    let Figures { stored, lost, again, publish_gap, consume_gap, .. } = figures;
+    let Figures { stored, lost, again, publish_resumed, consume_resumed, .. } = figures;
     assert!(stored > 100, "the load continued: {figures:?}");
     // lmstfy loses 81 of 1,709 jobs in a planned failover, and none otherwise.
     let most = if case.fault == Fault::Planned && !case.min_replicas { stored * 81 / 1709 } else { 0 };
     assert!(lost <= most, "{lost} of {stored} jobs that were answered 201 are lost, {most} may be: {case:?}");
     assert!(again <= most, "{again} jobs came again after their ack, {most} may: {case:?}");
-    let bound = case.down_after + Duration::from_secs(8);
-    assert!(publish_gap < bound, "publishes resume within {bound:?}, not {publish_gap:?}: {case:?}");
-    assert!(consume_gap < bound, "consumers get jobs within {bound:?}, not {consume_gap:?}: {case:?}");
+    let bound = case.resumed;
+    assert!(publish_resumed < bound, "publishes resume within {bound:?}, not {publish_resumed:?}: {case:?}");
+    assert!(
+        consume_resumed < bound,
+        "consumers get jobs within {bound:?}, not {consume_resumed:?}: {case:?}"
+    );
 }
 
 /// How many times to run every case of the long form.
@@ -337,7 +375,7 @@ async fn play(long: Case, short: Option<Case>) {
         let case = Case { min_replicas, ..long };
         for round in 1..=rounds {
             let figures = run(case).await;
-            let Figures { stored, refused, lost, again, publish_gap, consume_gap } = figures;
+            let Figures { stored, refused, lost, again, publish_gap, consume_gap, .. } = figures;
             println!(
                 "{:?}, first Sentinel {:?}, min-replicas-to-write {}, round {round}: stored {stored}, \
                  refused {refused}, lost {lost}, again after the ack {again}, no 201 for {publish_gap:.1?}, \

@@ -9,6 +9,9 @@ use crate::support::wait::TIMEOUT;
 /// Name of the master at the Sentinels.
 const NAME: &str = "dorm";
 
+/// Short, since after a failed attempt, such as an election without a winner, the next one begins after twice this.
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The servers of the installation.
 pub struct Sentinels {
     /// The first is the initial master.
@@ -30,9 +33,10 @@ impl Sentinels {
         let settings = format!(
             "sentinel monitor {NAME} {follow} 2\n\
              sentinel down-after-milliseconds {NAME} {}\n\
-             sentinel failover-timeout {NAME} 20000\n\
+             sentinel failover-timeout {NAME} {}\n\
              sentinel parallel-syncs {NAME} 2\n",
-            down_after.as_millis()
+            down_after.as_millis(),
+            FAILOVER_TIMEOUT.as_millis()
         );
         let mut redises = vec![master];
         redises.extend(replicas);
@@ -74,6 +78,16 @@ impl Sentinels {
     /// Starts a Dormouse server on them.
     pub async fn server(&self) -> TestServer {
         TestServer::start(&self.toml(), ()).await
+    }
+
+    /// Makes these Sentinels consider a Redis down after this time without a reply.
+    pub fn set_down_after(sentinels: &[RedisServer], down_after: Duration) {
+        for sentinel in sentinels {
+            let mut set = redis::cmd("SENTINEL");
+            set.arg("SET").arg(NAME).arg("down-after-milliseconds").arg(down_after.as_millis() as u64);
+            let ok: String = ask(sentinel, &set);
+            assert_eq!(ok, "OK", "a Sentinel takes the setting");
+        }
     }
 
     /// Makes the last Sentinel, which no test kills, start a failover of the healthy master.

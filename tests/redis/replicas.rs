@@ -80,18 +80,26 @@ async fn while_replicas_lag_nothing_is_answered_that_they_do_not_have() {
     let replica = RedisServer::start_with(None, &["--replicaof", "127.0.0.1", &master.port.to_string()]);
     until("the replica is in step", async || put(&safe, &queue, "first").await.is_ok()).await;
     let jobs = take(&safe, &queue).await.expect("they are there");
-    let copied = Instant::now();
-    ack(&safe, &jobs[0]).await.expect("it is in step");
-    assert!(copied.elapsed() < Duration::from_millis(900), "it answers when the replica has it");
+    let mut fastest = Duration::MAX;
+    for job in jobs.iter().cycle().take(5) {
+        let began = Instant::now();
+        ack(&safe, job).await.expect("it is in step");
+        fastest = fastest.min(began.elapsed());
+    }
+    assert!(fastest < Duration::from_millis(900), "it answers when the replica has it: {fastest:?}");
 
     let stalled = replica.stall();
     let began = Instant::now();
     let unsure = put(&safe, &queue, "second").await;
     assert!(matches!(unsure, Err(Error::Away(_))), "it may be lost: {unsure:?}");
     assert!(began.elapsed() >= Duration::from_millis(900), "it was waited for");
-    let began = Instant::now();
-    too_few(put(&safe, &queue, "third").await);
-    assert!(began.elapsed() < Duration::from_millis(900), "it is known to hang");
+    let mut fastest = Duration::MAX;
+    for _ in 0..3 {
+        let began = Instant::now();
+        too_few(put(&safe, &queue, "third").await);
+        fastest = fastest.min(began.elapsed());
+    }
+    assert!(fastest < Duration::from_millis(900), "it is known to hang: {fastest:?}");
     let jobs = take(&safe, &queue).await.expect("hand-overs do not wait");
     assert_eq!(bodies(&jobs), ["second"], "it was stored, and the third was not");
     too_few(ack(&safe, &jobs[0]).await);
@@ -168,7 +176,7 @@ async fn what_finds_that_all_is_done_writes_before_it_waits() {
 /// Shows the difference that waiting makes: the replica of a killed master has not received the last publishes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_answered_outlives_its_master_if_a_replica_was_waited_for() {
-    let mut cluster = RedisCluster::start();
+    let cluster = RedisCluster::start();
     let (fast, safe) = (open(cluster.address(), "fast", 0).await, open(cluster.address(), "safe", 1).await);
     // The queue's home partition has the same slot in both pools.
     let queue = queue("q");
@@ -183,6 +191,7 @@ async fn what_was_answered_outlives_its_master_if_a_replica_was_waited_for() {
     stored.retain(|body| body.as_bytes() != &acked.body[..]);
     let (master, replica) = nodes_of(&cluster);
     until("all is copied", async || cluster.is_copied(master)).await;
+    let mut cluster = cluster.quick();
     let stalled = cluster.servers[replica].stall();
     cluster.tell::<u64>(master, &["CLIENT", "KILL", "TYPE", "replica"]);
     put(&fast, &queue, "answered, and lost").await.expect("published");
@@ -194,11 +203,22 @@ async fn what_was_answered_outlives_its_master_if_a_replica_was_waited_for() {
     let mut left = bodies(&take(&fast, &queue).await.expect("they are there"));
     left.retain(|body| body != "later");
     assert_eq!(left, (0..20).map(|n| n.to_string()).collect::<Vec<_>>(), "what its replica had read");
-    too_few(put(&safe, &queue, "nobody has it").await);
+    // Calls before the pool knows of the new master may be told that the node is away, and be stored or not.
+    let mut unsure = 0;
+    until("the pool knows that nobody copies the new master", async || {
+        match put(&safe, &queue, "nobody has it").await.expect_err("no replica has it") {
+            Error::Unreachable(Unreachable::FewReplicas) => return true,
+            Error::Away(_) => unsure += 1,
+            _ => {}
+        }
+        false
+    })
+    .await;
     // The pool does not wait for replicas after a delivery, so earlier deliveries may be lost or stand until their ttr
     // ends. The jobs exist either way.
     let known = safe.ready(&queue).await.expect("it answers") + running(&safe, &queue).await;
-    assert_eq!(known, stored.len() as u64, "all that was answered, and nothing that was acked");
+    let all = stored.len() as u64;
+    assert!((all..=all + unsure).contains(&known), "all of {all}, and nothing that was acked: {known}");
 
     assert!(cluster.servers[master].launch(), "it comes back, as a replica");
     until("there is a replica again", async || put(&safe, &queue, "again").await.is_ok()).await;
@@ -215,6 +235,16 @@ fn nodes_of(cluster: &RedisCluster) -> (usize, usize) {
     (master, cluster.replica_of(&id))
 }
 
+/// A node timeout longer than a stall of the machine, in milliseconds.
+const LONG_TIMEOUT: u64 = 20_000;
+
+/// Sets after how many milliseconds without a reply the nodes consider one of them down.
+fn set_timeout(cluster: &RedisCluster, timeout: u64) {
+    for server in 0..cluster.servers.len() {
+        cluster.tell::<()>(server, &["CONFIG", "SET", "cluster-node-timeout", &timeout.to_string()]);
+    }
+}
+
 /// Guards against losing a confirmed job when a partitioned master rejoins the cluster: it accepts writes until it
 /// notices the partition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -229,16 +259,29 @@ async fn what_a_master_took_that_was_cut_off_is_lost_unless_a_replica_was_waited
     }
     let (master, replica) = nodes_of(cluster);
     until("all is copied", async || cluster.is_copied(master)).await;
+    // A stall of the machine is no failure of a node, until the master has taken some jobs.
+    set_timeout(cluster, LONG_TIMEOUT);
+    let cut = Instant::now();
     parted.cut_off(&[master]);
-    let (cut, mut thrown_away) = (Instant::now(), 0);
     let unanswered = tokio::spawn({
         let (safe, queue) = (safe.clone(), queue.clone());
         async move { put(&safe, &queue, "not answered").await }
     });
-    while cut.elapsed() < Duration::from_millis(NODE_TIMEOUT / 2) {
-        put(&fast, &queue, "thrown away").await.expect("it does not know yet");
-        thrown_away += 1;
+    let (mut thrown_away, mut unsure) = (Vec::new(), None);
+    for n in 0.. {
+        let body = format!("thrown away {n}");
+        let answer = put(&fast, &queue, &body).await;
+        // Before this, nobody has taken the place of the master.
+        if answer.is_err() || cut.elapsed() >= Duration::from_millis(LONG_TIMEOUT) {
+            unsure = Some(body);
+            break;
+        }
+        thrown_away.push(body);
+        if cut.elapsed() >= Duration::from_millis(NODE_TIMEOUT / 2) {
+            break;
+        }
     }
+    set_timeout(cluster, NODE_TIMEOUT);
     unanswered.await.expect("it does not panic").expect_err("no replica has it");
     until("the replica takes its place", async || {
         cluster.tell::<String>(replica, &["INFO", "replication"]).contains("role:master")
@@ -247,11 +290,11 @@ async fn what_a_master_took_that_was_cut_off_is_lost_unless_a_replica_was_waited
     until("servers know", async || put(&fast, &queue, "later").await.is_ok()).await;
     parted.join();
     cluster.agree();
-    println!("{thrown_away} jobs were answered and are lost, as is documented");
+    println!("{} jobs were answered and are lost, as is documented", thrown_away.len());
     let mut left = bodies(&take(&fast, &queue).await.expect("they are there"));
-    left.retain(|body| body != "later");
+    left.retain(|body| body != "later" && Some(body) != unsure.as_ref());
     assert_eq!(left, (0..20).map(|n| n.to_string()).collect::<Vec<_>>(), "what its replica had read");
-    assert!(thrown_away > 0, "some were lost");
+    assert!(!thrown_away.is_empty(), "some were lost");
     assert_eq!(safe.ready(&queue).await.expect("it answers"), 20, "nothing that was answered");
     until("it is a replica", async || put(&safe, &queue, "again").await.is_ok()).await;
 }

@@ -406,7 +406,7 @@ async fn while_a_slot_migrates_publishes_go_elsewhere_and_the_others_are_consume
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn publishers_learn_within_a_second_that_a_node_hangs() {
     // Without replicas, so that no failover ends the outage.
-    let cluster = RedisCluster::start_of(3, 0);
+    let cluster = RedisCluster::start_of(3, 0).quick();
     let (engine, q) = (open(&cluster, &["*/*"]).await, queue("q"));
     put(&engine, &q, "before").await.expect("published");
     let stalled = cluster.servers[1].stall();

@@ -42,6 +42,14 @@ fn redis_micros(conn: &mut Connection) -> u64 {
     seconds * 1_000_000 + micros
 }
 
+/// Asserts that the ttl of a key was set to `ttl` after `since`, a time of this Redis.
+fn assert_ttl(conn: &mut Connection, key: &str, ttl: Duration, since: u64) {
+    let left: i64 = conn.pttl(key).expect("PTTL");
+    let spent = (redis_micros(conn) - since).div_ceil(1000) as i64 + 1;
+    let most = ttl.as_millis() as i64;
+    assert!((most - spent..=most).contains(&left), "{key} has {left} ms of {ttl:?}, {spent} ms later");
+}
+
 fn list(conn: &mut Connection, key: &str) -> Vec<Vec<u8>> {
     conn.lrange(key, 0, -1).expect("a list")
 }
@@ -65,17 +73,16 @@ fn lmstfy_publish(conn: &mut Connection, name: &str, id: &str, body: &str, ttl: 
 async fn a_ready_job_is_a_value_an_element_and_two_names() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
-    let q = queue("orders");
+    let (q, conn) = (queue("orders"), &mut server.connection());
     let two = vec![
         job(&q, id(1), "one"),
         NewJob { ttl: None, tries: 3.try_into().expect("not 0"), ..job(&q, id(2), "two") },
     ];
+    let since = redis_micros(conn);
     engine.publish(two.into()).await.expect("published");
-    let conn = &mut server.connection();
     let (one, two) = (id(1).to_string(), id(2).to_string());
     assert_eq!(conn.get::<_, String>(format!("j/shop/orders/{one}")), Ok("one".into()), "the raw body");
-    let ttl: i64 = conn.ttl(format!("j/shop/orders/{one}")).expect("TTL");
-    assert!((99..=100).contains(&ttl), "ttl=100 right after the publish, came {ttl}");
+    assert_ttl(conn, &format!("j/shop/orders/{one}"), Duration::from_secs(100), since);
     assert_eq!(conn.ttl::<_, i64>(format!("j/shop/orders/{two}")), Ok(-1), "no ttl is forever");
     assert_eq!(list(conn, "q/shop/orders"), [element(3, &two), element(1, &one)], "the newest at the left");
     assert_eq!(conn.hgetall::<_, Vec<String>>("m/ns"), Ok(vec!["shop".into(), "1".into()]));
@@ -168,10 +175,10 @@ async fn a_dead_job_is_an_element_with_one_try_and_no_ttl() {
     let dead = engine.dead_letter(&q).await.expect("dead letter");
     assert_eq!((dead.jobs, dead.head), (2, Some(id(1))), "size and oldest");
 
-    assert_eq!(engine.respawn_oldest(&q, 1, Some(Duration::from_secs(50))).await.expect("respawn"), 1);
+    let (since, ttl) = (redis_micros(conn), Duration::from_secs(50));
+    assert_eq!(engine.respawn_oldest(&q, 1, Some(ttl)).await.expect("respawn"), 1);
     assert_eq!(list(conn, "q/shop/orders"), [element(1, &one)], "the oldest is ready with one try");
-    let ttl: i64 = conn.ttl(format!("j/shop/orders/{one}")).expect("TTL");
-    assert!((49..=50).contains(&ttl), "a new ttl of 50, came {ttl}");
+    assert_ttl(conn, &format!("j/shop/orders/{one}"), ttl, since);
     assert_eq!(engine.delete_dead(&q, 5).await.expect("delete"), 1, "the one that is left");
     assert!(!conn.exists::<_, bool>(format!("j/shop/orders/{two}")).expect("EXISTS"), "its job is gone");
 }
@@ -240,7 +247,7 @@ async fn no_job_of_lmstfy_is_early() {
         let _: () = conn.set(format!("j/shop/go/{text}"), "x").expect("SET");
         let _: u64 = conn.zadd("timer_set", member("go", 1, &text), score).expect("ZADD");
     };
-    for _ in 0..5 {
+    'again: for _ in 0..20 {
         let _: () = conn.del("timer_set").expect("DEL");
         // Starts early in a second, so that most of it is left for the test.
         let mut now = redis_micros(conn);
@@ -274,23 +281,25 @@ async fn no_job_of_lmstfy_is_early() {
         );
         let _: u64 = conn.zrem("timer_set", member("go", 1, &id(6).to_string())).expect("ZREM");
         // Batches of one timer give the same result.
+        let mut looks_after = 0;
         loop {
             let pumped = engine.pump().await.expect("pumped");
             let now = redis_micros(conn) as f64 / 1e6;
+            if now >= second + 2.0 {
+                continue 'again; // the next second has ended too
+            }
             let left = timers(conn).len();
-            let expected = if now < second + 1.0 { 4..=4 } else { 0..=4 };
+            let expected = if now < second + 1.0 { 4..=4 } else { 1..=4 };
             assert!(
                 expected.contains(&left),
-                "{left} timers are left at {now}, of which 3 end with {second}"
+                "{left} timers are left at {now}: 3 end with {second}, and one with the next second"
             );
-            if left == 1 {
-                break;
+            looks_after += usize::from(left == 1);
+            if looks_after == 2 {
+                return;
             }
             tokio::time::sleep(pumped.next.min(Duration::from_millis(20))).await;
         }
-        pump(&engine, 0).await;
-        assert_eq!(timers(conn).len(), 1, "the one of the next second");
-        return;
     }
     panic!("this machine never did the test within a second");
 }
@@ -635,7 +644,10 @@ async fn destroy_drops_what_is_ready_and_nothing_else() {
     engine.destroy(&q, Listing::Keep).await.expect("an empty queue too");
     let keys: Vec<String> = conn.keys("j/*").expect("KEYS");
     assert_eq!(keys.len(), 2, "the running and the delayed job are left: {keys:?}");
-    assert_eq!(conn.keys::<_, Vec<String>>("dormouse/*"), Ok(vec![]), "nothing is left set aside");
+    let mut aside: Vec<String> = conn.keys("dormouse/*").expect("KEYS");
+    // The numbers of timers are recorded at any time.
+    aside.retain(|key| !key.starts_with("dormouse/timers"));
+    assert_eq!(aside, [""; 0], "nothing is left set aside");
 }
 
 #[tokio::test]
@@ -738,10 +750,10 @@ async fn tokens_limits_and_counters_are_lmstfys() {
 
     let interval = Duration::from_secs(30);
     let count = async || admin.count(&key, Direction::Write, 3, interval).await.expect("answered");
+    let since = redis_micros(conn);
     let Count::Counted(ends) = count().await else { panic!("the first of three should be counted") };
     assert!(matches!(count().await, Count::Counted(_)), "the second");
-    let ttl: i64 = conn.ttl("l/default/shop/01/TOKEN/w").expect("TTL");
-    assert!((29..=30).contains(&ttl), "it ends with the interval, came {ttl}");
+    assert_ttl(conn, "l/default/shop/01/TOKEN/w", interval, since);
     admin.uncount(&key, Direction::Write, ends).await.expect("answered");
     admin.uncount(&key, Direction::Read, ends).await.expect("answered");
     assert_eq!(conn.get::<_, i64>("l/default/shop/01/TOKEN/w"), Ok(1), "one given back");
@@ -892,12 +904,13 @@ async fn a_counter_without_an_end_gets_one() {
     let key = token("01TOKEN");
     // The state after a server was killed between counting and setting the expiry.
     let _: () = conn.set("l/default/shop/01TOKEN/w", 1000).expect("SET");
+    let interval = Duration::from_secs(30);
     for (most, counts) in [(2000, true), (1, false)] {
-        let count =
-            admin.count(&key, Direction::Write, most, Duration::from_secs(30)).await.expect("answered");
+        let since = redis_micros(conn);
+        let count = admin.count(&key, Direction::Write, most, interval).await.expect("answered");
         assert_eq!(matches!(count, Count::Counted(_)), counts, "1000 and a limit of {most}: {count:?}");
-        let ttl: i64 = conn.ttl("l/default/shop/01TOKEN/w").expect("TTL");
-        assert!((29..=30).contains(&ttl), "the token must not be locked out for ever, came {ttl}");
+        // Without an end the token would be locked out for ever.
+        assert_ttl(conn, "l/default/shop/01TOKEN/w", interval, since);
         let _: bool = conn.persist("l/default/shop/01TOKEN/w").expect("PERSIST");
     }
     assert_eq!(conn.get::<_, i64>("l/default/shop/01TOKEN/w"), Ok(1001), "it counts on");

@@ -1,10 +1,12 @@
 //! A real nginx with a test's configuration. Debian's package nginx-light contains it.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+use crate::support::redis_server::free_port;
 
 /// Timeout until it listens.
 const START: Duration = Duration::from_secs(20);
@@ -20,8 +22,7 @@ pub struct Nginx {
 impl Nginx {
     /// Starts nginx on a free port. `http` returns the contents of the `http` block, given the address to listen on.
     pub fn start(dir: TempDir, http: impl Fn(SocketAddr) -> String) -> Result<Nginx, String> {
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let addr = free.map_err(|e| format!("no free port: {e}"))?;
+        let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let at = dir.path().display();
         let paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|name| format!("{name}_temp_path {at}/{name};"))
@@ -37,9 +38,14 @@ impl Nginx {
         let mut command = Command::new("nginx");
         command.arg("-p").arg(dir.path()).arg("-c").arg(&file).stdin(Stdio::null());
         let master = command.spawn().map_err(|e| format!("nginx (Debian's nginx-light): {e}"))?;
-        let nginx = Nginx { master, addr, _dir: dir };
+        // It writes this file once it has bound its port, which another process may have taken.
+        let pid = dir.path().join("pid");
+        let mut nginx = Nginx { master, addr, _dir: dir };
         let end = Instant::now() + START;
-        while TcpStream::connect(addr).is_err() {
+        while !pid.exists() || TcpStream::connect(addr).is_err() {
+            if let Ok(Some(status)) = nginx.master.try_wait() {
+                return Err(format!("nginx has ended: {status}"));
+            }
             if Instant::now() > end {
                 return Err("nginx does not listen".to_owned());
             }

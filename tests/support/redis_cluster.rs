@@ -9,8 +9,11 @@ use super::redis_server::RedisServer;
 
 /// Timeout for the nodes to agree.
 const AGREE: Duration = Duration::from_secs(30);
-/// Time without a reply after which nodes consider one of them down, in milliseconds.
+/// Time without a reply after which the nodes of a [`quick`](RedisCluster::quick) cluster consider one of them down,
+/// in milliseconds.
 pub const NODE_TIMEOUT: u64 = 1000;
+/// The same of other clusters: a stall of the machine is no failure of a node.
+const STEADY_TIMEOUT: u64 = 20_000;
 
 /// Its servers: masters first, then a replica of each.
 #[derive(Debug)]
@@ -18,6 +21,8 @@ pub struct RedisCluster {
     pub servers: Vec<RedisServer>,
     /// How many of them are replicas.
     replicas: usize,
+    /// Node timeout in milliseconds.
+    timeout: u64,
 }
 
 impl RedisCluster {
@@ -34,7 +39,8 @@ impl RedisCluster {
 
     /// Creates a cluster of these servers, with `replicas` replicas per master.
     pub fn of(servers: Vec<RedisServer>, replicas: usize) -> RedisCluster {
-        let cluster = RedisCluster { replicas: servers.len() * replicas / (1 + replicas), servers };
+        let of_all = servers.len() * replicas / (1 + replicas);
+        let cluster = RedisCluster { replicas: of_all, servers, timeout: STEADY_TIMEOUT };
         let addrs: Vec<String> = cluster.servers.iter().map(RedisServer::addr).collect();
         let replicas = replicas.to_string();
         let mut args: Vec<&str> = vec!["--cluster", "create"];
@@ -43,6 +49,22 @@ impl RedisCluster {
         cli(&args);
         cluster.agree();
         cluster
+    }
+
+    /// Makes the nodes notice within [`NODE_TIMEOUT`] that one of them is down.
+    #[allow(dead_code)] // not every test binary stops a node
+    pub fn quick(mut self) -> RedisCluster {
+        self.timeout = NODE_TIMEOUT;
+        self.set_timeout();
+        self
+    }
+
+    fn set_timeout(&self) {
+        for server in self.alive() {
+            let mut set = redis::cmd("CONFIG");
+            set.arg("SET").arg("cluster-node-timeout").arg(self.timeout);
+            set.query::<()>(&mut server.connection()).expect("a node takes its timeout");
+        }
     }
 
     /// Starts a server that can become a node.
@@ -93,6 +115,8 @@ impl RedisCluster {
             assert!(began.elapsed() < AGREE, "the nodes did not agree within {AGREE:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
+        // The nodes of a new cluster meet the sooner the shorter it is.
+        self.set_timeout();
     }
 }
 

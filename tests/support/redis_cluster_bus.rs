@@ -55,7 +55,7 @@ impl PartedCluster {
             proxies.push(addr);
             servers.push(server);
         }
-        let parted = PartedCluster { cluster: RedisCluster::of(servers, 1), ways, proxies };
+        let parted = PartedCluster { cluster: RedisCluster::of(servers, 1).quick(), ways, proxies };
         parted.know_proxies();
         parted
     }

@@ -5,6 +5,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Timeout for a server's first reply to PING.
@@ -128,17 +130,29 @@ impl Drop for RedisServer {
     }
 }
 
-/// Returns a port that was free a moment ago; starting on it may still fail. It is outside the range of ephemeral
-/// ports: a connection could take such a port while the server is down.
+/// Difference between a node's cluster bus port and its port.
+const BUS: u16 = 10_000;
+
+/// Returns a port that was free a moment ago, as was its bus port; starting on it may still fail. Connections cannot
+/// take either while the server is down: both are below the range of ephemeral ports. Nor do other tests, which choose
+/// from another part of the ports, or the same process soon.
 pub fn free_port() -> u16 {
     const LEAST: u16 = 10_000;
+    // nextest numbers the tests that run at the same time, from 0. They are fewer.
+    const PARTS: u16 = 16;
+    // Starts at random, as a new state is: another run of the tests may use the same part.
+    static NEXT: LazyLock<AtomicU64> =
+        LazyLock::new(|| AtomicU64::new(RandomState::new().build_hasher().finish() >> 1));
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let given = range.split_whitespace().next().and_then(|port| port.parse().ok()).unwrap_or(32_768);
-    let ports = u64::from(u16::max(given, LEAST + 1000) - LEAST);
+    let given = range.split_whitespace().next().and_then(|port| port.parse::<u16>().ok()).unwrap_or(32_768);
+    // The ports end before the bus ports begin.
+    let end = given.saturating_sub(BUS).clamp(LEAST + 1000, LEAST + BUS);
+    let slot = std::env::var("NEXTEST_TEST_GLOBAL_SLOT").ok().and_then(|slot| slot.parse::<u16>().ok());
+    let ports = (end - LEAST) / PARTS;
+    let first = LEAST + slot.unwrap_or(0) % PARTS * ports;
     loop {
-        // A new state is random.
-        let port = LEAST + (RandomState::new().build_hasher().finish() % ports) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        let port = first + (NEXT.fetch_add(1, Ordering::Relaxed) % u64::from(ports)) as u16;
+        if [port, port + BUS].iter().all(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()) {
             return port;
         }
     }

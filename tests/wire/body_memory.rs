@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 const MIB: usize = 1 << 20;
 /// Maximum time that requests and replies may wait while others are stalled.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(8);
 /// A sender is stuck if its kernel accepts nothing more for this long.
 const STUCK: Duration = Duration::from_millis(500);
 

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 
+use crate::common::until_status;
 use crate::support::client::{Response, send};
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
@@ -46,7 +48,7 @@ fn assert_503(answer: &Response, text: &str, what: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() {
-    let mut cluster = RedisCluster::start_of(3, 0);
+    let mut cluster = RedisCluster::start_of(3, 0).quick();
     let (tokens, addrs) = (RedisServer::start(), cluster.address().addrs);
     let toml =
         format!("[Pool.default]\nCluster = {addrs:?}\nPartitions = 8\n[AdminRedis]\n{}", tokens.keys());
@@ -66,7 +68,12 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
         }
     }
     let path = |part: usize| homes[&part].clone();
-    let all = seen(&server, "").await;
+    // A node that does not reply to a check in time counts as down.
+    let all = until_seen(&server, "every node is up", |all| {
+        let nodes = all["nodes"].as_array().expect("an array");
+        all["away"] == json!([]) && nodes.len() == 3 && nodes.iter().all(|node| node["up"] == json!(true))
+    })
+    .await;
     assert_eq!(
         (&all["pool"], &all["prefix"], &all["partitions"], &all["wait_replicas"]),
         (&json!("default"), &json!("default"), &json!(8), &json!(0)),
@@ -93,10 +100,9 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
         assert!(node["id"].as_str().is_some_and(|id| id.len() == 40), "{node}");
         assert!(node["version"].as_str().is_some_and(|version| version.contains('.')), "{node}");
     }
-    until("every clock was looked at", async || {
-        let nodes = seen(&server, "").await["nodes"].clone();
+    until_seen(&server, "every clock was looked at", |all| {
         let off = |node: &Value| node["clock_ms"].as_f64().is_some_and(|off| off.abs() < 100.0);
-        nodes.as_array().expect("an array").iter().all(off)
+        all["nodes"].as_array().expect("an array").iter().all(off)
     })
     .await;
     server.put(&token, &format!("{}?delay=1000", path(3)), "later").await.expect(201);
@@ -128,7 +134,7 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     }
     let elsewhere = server.put(&token, &path(1), "y").await;
     elsewhere.expect(201);
-    until("it is seen to move", async || seen(&server, "").await["moving"] == json!([0])).await;
+    until_seen(&server, "it moves", |all| all["moving"] == json!([0])).await;
     while let Some(answer) = asked.join_next().await {
         let (path, answer) = answer.expect("no panic");
         assert_503(&answer, "this part of the pool is being moved", &path);
@@ -136,7 +142,7 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     cluster.move_keys(moved, 1, 1);
     cluster.end_move(moved, 1);
     server.put(&token, &path(0), "y").await.expect(201);
-    send(server.admin("GET", "/ready")).await.expect(200);
+    until_status(200, async || send(server.admin("GET", "/ready")).await).await;
 
     let of_server =
         |n: usize| (0..SLOTS.len()).filter(|part| cluster.master_of(SLOTS[*part]).0 == n).collect::<Vec<_>>();
@@ -145,43 +151,39 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     cluster.servers[2].kill();
     until("its partition is unavailable", async || server.put(&token, &path(7), "z").await.status == 503)
         .await;
-    let away = seen(&server, "").await;
     let gone = cluster.servers[2].addr();
-    let gone = away["nodes"].as_array().expect("an array").iter().find(|node| node["addr"] == json!(gone));
-    assert_eq!(gone.map(|node| &node["up"]), Some(&json!(false)), "{away}");
-    assert_eq!(away["away"], json!(gone_parts), "{away}");
+    let is_gone = |node: &Value| node["addr"] == json!(gone) && node["up"] == json!(false);
+    until_seen(&server, "its node is away, with its partitions", |all| {
+        all["away"] == json!(gone_parts) && all["nodes"].as_array().expect("an array").iter().any(is_gone)
+    })
+    .await;
+    let away = json!([{"pool": "default", "partitions": gone_parts}]);
     for query in ["", "?all=0"] {
         for ready in
             [server.admin("GET", &format!("/ready{query}")), server.api("GET", &format!("/ready{query}"), "")]
         {
-            let ready = send(ready).await.expect(200).json;
-            assert_eq!(
-                ready,
-                json!({"ready": true, "away": [{"pool": "default", "partitions": gone_parts}]}),
-                "{query}"
-            );
+            until_answer(ready, 200, &json!({"ready": true, "away": away})).await;
         }
     }
-    let ready = send(server.admin("GET", "/ready?all=1")).await.expect(503).json;
-    assert_eq!(
-        ready,
-        json!({
-            "ready": false,
-            "reason": "pool default: some parts cannot be used now",
-            "away": [{"pool": "default", "partitions": gone_parts}],
-        })
-    );
-    let text = send(server.admin("GET", "/metrics")).await.expect(200).text;
-    let lives = cluster.servers[0].addr();
-    let has = |line: &str| assert!(text.contains(line), "no {line} in\n{text}");
-    has("\ndormouse_pool_up{pool=\"default\"} 1\n");
-    has("\ndormouse_ready 1\n");
-    let away = gone_parts.len();
-    has(&format!("\ndormouse_cluster_partitions_unreachable{{pool=\"default\",state=\"away\"}} {away}\n"));
-    has("\ndormouse_cluster_partitions_unreachable{pool=\"default\",state=\"split\"} 0\n");
-    has(&format!("\ndormouse_cluster_partitions{{node=\"{lives}\",pool=\"default\"}} {lives_parts}\n"));
-    has(&format!("\ninfra_lmstfy_redis_used_mem_bytes{{node=\"{lives}\",pool=\"default\"}} "));
-    has(&format!("\ndormouse_cluster_clock_difference_seconds{{node=\"{lives}\",pool=\"default\"}} "));
+    let reason = "pool default: some parts cannot be used now";
+    let expected = json!({"ready": false, "reason": reason, "away": away});
+    until_answer(server.admin("GET", "/ready?all=1"), 503, &expected).await;
+    let (lives, away) = (cluster.servers[0].addr(), gone_parts.len());
+    let lines = [
+        "\ndormouse_pool_up{pool=\"default\"} 1\n".to_owned(),
+        "\ndormouse_ready 1\n".to_owned(),
+        format!("\ndormouse_cluster_partitions_unreachable{{pool=\"default\",state=\"away\"}} {away}\n"),
+        "\ndormouse_cluster_partitions_unreachable{pool=\"default\",state=\"split\"} 0\n".to_owned(),
+        format!("\ndormouse_cluster_partitions{{node=\"{lives}\",pool=\"default\"}} {lives_parts}\n"),
+        format!("\ninfra_lmstfy_redis_used_mem_bytes{{node=\"{lives}\",pool=\"default\"}} "),
+        format!("\ndormouse_cluster_clock_difference_seconds{{node=\"{lives}\",pool=\"default\"}} "),
+    ];
+    let mut text = String::new();
+    until(&format!("a scrape has {lines:#?}"), async || {
+        text = send(server.admin("GET", "/metrics")).await.expect(200).text;
+        lines.iter().all(|line| text.contains(line))
+    })
+    .await;
     let moving = "\ndormouse_cluster_redirections_total{kind=\"moving\",pool=\"default\"} ";
     let count = text.split(moving).nth(1).and_then(|rest| rest.split('\n').next()).expect(moving);
     assert!(
@@ -194,13 +196,32 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
         assert_503(&answer, "this part of the pool cannot be reached", &at);
     }
     server.put(&token, &path(0), "z").await.expect(201);
-    send(server.admin("GET", "/ready")).await.expect(200);
+    until_status(200, async || send(server.admin("GET", "/ready")).await).await;
     assert!(cluster.servers[2].launch(), "it restarts");
     until("it is used again", async || server.put(&token, &path(7), "z").await.status == 201).await;
     until("all works", async || send(server.admin("GET", "/ready?all=1")).await.status == 200).await;
-    let ready = send(server.admin("GET", "/ready")).await.expect(200).json;
-    assert_eq!(ready, json!({"ready": true}));
+    until_answer(server.admin("GET", "/ready"), 200, &json!({"ready": true})).await;
     server.stop().await;
+}
+
+/// Sends a request until it gets this response.
+async fn until_answer(request: RequestBuilder, status: u16, json: &Value) {
+    until(&format!("{status} {json}"), async || {
+        let answer = send(request.try_clone().expect("it has no stream")).await;
+        (answer.status, &answer.json) == (status, json)
+    })
+    .await;
+}
+
+/// Returns the reply of `/cluster` once it shows this.
+async fn until_seen(server: &TestServer, what: &str, shows: impl Fn(&Value) -> bool) -> Value {
+    let mut all = Value::Null;
+    until(what, async || {
+        all = seen(server, "").await;
+        shows(&all)
+    })
+    .await;
+    all
 }
 
 /// Returns the reply of `/cluster`.
@@ -211,7 +232,7 @@ async fn seen(server: &TestServer, query: &str) -> Value {
 /// Tokens, limits, quotas and push without an `[AdminRedis]`, on two servers, and while a node is down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_keeps_tokens_limits_quotas_and_push() {
-    let mut cluster = RedisCluster::start_of(3, 0);
+    let mut cluster = RedisCluster::start_of(3, 0).quick();
     let addrs = cluster.address().addrs;
     let toml =
         format!("PushAllow = [\"127.0.0.0/8\"]\n[Pool.default]\nCluster = {addrs:?}\nPartitions = 8\n");
@@ -422,7 +443,7 @@ async fn a_batch_with_several_keys_that_fails_reports_how_many_jobs_are_stored()
 /// Guards against an error or an empty reply for a waiting consumer while a master is down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_at_a_queue_that_is_spread_goes_on_waiting_while_a_master_is_away() {
-    let mut cluster = RedisCluster::start_of(3, 0);
+    let mut cluster = RedisCluster::start_of(3, 0).quick();
     let (tokens, addrs) = (RedisServer::start(), cluster.address().addrs);
     let pool = format!("Cluster = {addrs:?}\nPartitions = 8\nSpread = [\"ns/all\"]\n");
     let toml = format!("[Pool.default]\n{pool}[AdminRedis]\n{}", tokens.keys());

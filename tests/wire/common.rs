@@ -13,7 +13,7 @@ use crate::support::client::{Response, send};
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, redis_toml};
-use crate::support::wait::TIMEOUT;
+use crate::support::wait::{TIMEOUT, until};
 
 impl TestServer {
     /// Starts a server with everything on one store.
@@ -36,6 +36,16 @@ impl TestServer {
     pub async fn limit(&self, token: &str, limit: &str) {
         let path = format!("/token/ns/{token}/limit");
         send(self.admin("PUT", &path).body(limit.to_owned())).await.expect(200);
+    }
+
+    /// Waits until this server knows that another one has paused a queue of the namespace `ns`.
+    pub async fn until_paused(&self, token: &str, queue: &str) {
+        until("the queue is listed as paused", async || {
+            let list = self.get(token, "/api/ns").await.json;
+            let mut queues = list["queues"].as_array().into_iter().flatten();
+            queues.any(|of| of["queue"] == queue && of["paused"] == true)
+        })
+        .await;
     }
 
     /// Waits until exactly `polls` consumers wait in long polls.

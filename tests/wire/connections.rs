@@ -47,9 +47,7 @@ async fn a_consumer_without_timeout_that_left_during_a_stall_gets_no_job() {
     // The token is cached from here on, so the consume waits only for its job.
     server.get(&token, "/api/ns/q").await.expect(404);
     let id = server.put(&token, "/api/ns/q?tries=1", "x").await.expect(201).job_id();
-    let mut operator = redis.connection();
-    let _: () =
-        redis::cmd("CLIENT").arg("PAUSE").arg(700).arg("ALL").query(&mut operator).expect("it pauses");
+    let stalled = redis.stall();
     for _ in 0..3 {
         let mut gone = connect(server.api_addr).await;
         gone.write_all(get("/api/ns/q", &token).as_bytes()).await.expect("sent");
@@ -58,6 +56,7 @@ async fn a_consumer_without_timeout_that_left_during_a_stall_gets_no_job() {
         tokio::time::sleep(Duration::from_millis(50)).await;
         drop(gone);
     }
+    drop(stalled);
     let job = server.get(&token, "/api/ns/q?timeout=10&ttr=600").await.expect(200);
     assert_eq!(job.job_id(), id, "the job of one try goes to the connected consumer");
     assert_eq!(server.size("/api/ns/q/deadletter").await, 0, "a job died unseen");

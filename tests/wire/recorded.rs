@@ -10,33 +10,33 @@ use crate::support::servers::{Store, TestServer};
 /// The difference between lmstfy's recording and a server whose default pool migrates: it has two pools.
 const TWO_POOLS: Expected = ("admin-pools", 0, r#"["bigger","default"]"#);
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_disk() {
     play_all(TestServer::on(Store::disk()).await).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redis() {
     play_all(TestServer::on(Store::redis()).await).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_cluster() {
     let cluster = Arc::new(RedisCluster::start_of(3, 0));
     play_all(TestServer::on(pool_on(&cluster, "recorded")).await).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn from_a_redis_to_a_redis() {
     moving(Store::redis(), Store::redis()).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn from_a_redis_to_disk() {
     moving(Store::redis(), Store::disk()).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn from_disk_to_a_redis() {
     moving(Store::disk(), Store::redis()).await;
 }

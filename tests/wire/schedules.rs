@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::support::client::{Response, send};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
-use crate::support::wait::until;
+use crate::support::wait::{TIMEOUT, until};
 
 const BASE: &str = "/api/ns/_schedules";
 
@@ -212,6 +212,11 @@ async fn occurrences_come_as_jobs(store: Store) {
     assert!(attributes.get("caught-up").is_none(), "{}", job.text);
     let second = server.get(&token, "/api/ns/q?timeout=20").await.expect(200);
     assert_ne!(second.json["attributes"]["scheduled-at"], json!(due), "another one");
+    // An occurrence is recorded after its job is stored.
+    until("both are recorded", async || {
+        get(&server, &token, "/s").await.expect(200).json["counts"]["placed"].as_u64() >= Some(2)
+    })
+    .await;
     let shown = get(&server, &token, "/s").await.expect(200);
     let occurrences = shown.json["occurrences"].as_array().expect("a list");
     let first = occurrences.last().expect("it was placed");
@@ -221,7 +226,6 @@ async fn occurrences_come_as_jobs(store: Store) {
     );
     assert_eq!(first["job_id"], json!(job.job_id()), "{}", shown.text);
     assert!(first["placed_at"].as_str() >= Some(&due), "not before its time: {first}");
-    assert!(shown.json["counts"]["placed"].as_u64() >= Some(2), "{}", shown.text);
     assert_eq!(shown.json["mode"], "every");
     let anchor = shown.json["anchor"].as_str().expect("an anchor");
     assert_eq!(anchor, created.json["created_at"], "it counts from when it was set");
@@ -236,11 +240,19 @@ async fn occurrences_come_as_jobs(store: Store) {
     let mut other = setting.clone();
     other["text"] = json!("tock");
     assert_eq!(put(&server, &token, "/s", &other).await.expect(200).json["state"], "paused");
+    // The store's clock may be a little behind.
+    let resumed = jiff::Timestamp::now().as_millisecond() - 100;
     assert_eq!(post(&server, &token, "/s/resume").await.expect(200).text, r#"{"msg":"resumed"}"#);
-    let job = server.get(&token, "/api/ns/q?timeout=20").await.expect(200);
-    assert_eq!(job.data(), b"tock");
-    assert_eq!(server.get(&token, "/api/ns/q/size").await.json["size"], 0, "nothing of the pause is owed");
+    let mut job = server.get(&token, "/api/ns/q?timeout=20").await.expect(200);
+    // The next occurrence is due a second later, so there may be more on a machine that stalls.
     let until = post(&server, &token, "/s/pause?for=600").await.expect(200);
+    while job.status == 200 {
+        assert_eq!(job.data(), b"tock");
+        let due = &job.json["attributes"]["scheduled-at"];
+        let due: jiff::Timestamp = due.as_str().expect("an instant").parse().expect("RFC 3339");
+        assert!(due.as_millisecond() >= resumed, "nothing of the pause is owed: {}", job.text);
+        job = server.get(&token, "/api/ns/q").await;
+    }
     let shown = get(&server, &token, "/s").await.expect(200);
     assert_eq!(shown.json["paused_until"], until.json["until"], "{}", shown.text);
 }
@@ -536,7 +548,14 @@ async fn what_a_full_redis_did_not_take_is_missed_and_says_why() {
     let redis = RedisServer::start();
     let [one, _two] = TestServer::two_on(&redis).await;
     let token = one.token("ns").await;
-    let setting = |deadline: u32| json!({ "queue": "q", "every": 2, "deadline": deadline, "catch_up": "none", "text": "x" });
+    // Nothing is due before the Redis is full.
+    let start = jiff::Timestamp::now().as_second() + 5;
+    let every = json!({ "queue": "q", "every": 2, "start": start, "catch_up": "none", "text": "x" });
+    let setting = |deadline: u32| {
+        let mut setting = every.clone();
+        setting["deadline"] = json!(deadline);
+        setting
+    };
     put(&one, &token, "/short", &setting(1)).await.expect(201);
     put(&one, &token, "/long", &setting(60)).await.expect(201);
     let client = redis::Client::open(format!("redis://{}", redis.addr())).expect("an address");
@@ -546,7 +565,8 @@ async fn what_a_full_redis_did_not_take_is_missed_and_says_why() {
         set.query_async::<()>(&mut client).await.expect("CONFIG SET");
     };
     memory(1).await;
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    let missed = async || get(&one, &token, "/short").await.json["counts"]["missed"].as_u64() >= Some(2);
+    until("two occurrences are missed", missed).await;
     let [short, long] = [get(&one, &token, "/short").await, get(&one, &token, "/long").await];
     assert_eq!(
         long.json["occurrences"],
@@ -563,12 +583,13 @@ async fn what_a_full_redis_did_not_take_is_missed_and_says_why() {
         let placed = long.json["counts"]["placed"].as_u64().unwrap_or(0);
         if let (Some(missed), 3..) = (short.json["counts"]["missed"].as_u64(), placed) {
             let all = short.json["occurrences"].as_array().expect("a list");
-            let told = all.iter().find(|one| one["outcome"] == "missed").expect("it is told");
-            assert!(told["why"].as_str().is_some_and(|why| why.contains("OOM")), "{told}");
+            let mut missed_ones = all.iter().filter(|one| one["outcome"] == "missed");
+            let says_why = missed_ones.any(|one| one["why"].as_str().is_some_and(|why| why.contains("OOM")));
+            assert!(says_why, "{}", short.text);
             assert!(missed >= 1 && long.json["counts"].get("missed").is_none(), "{}", long.text);
             return;
         }
-        assert!(began.elapsed() < Duration::from_secs(10), "{}\n{}", short.text, long.text);
+        assert!(began.elapsed() < TIMEOUT, "{}\n{}", short.text, long.text);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -616,7 +637,7 @@ async fn the_job_of_an_occurrence_that_a_failover_lost_is_published_again() {
         (peek.status == 200).then(|| peek.job_id())
     };
     let set = async |queue: &str| {
-        let start = jiff::Timestamp::now().as_second() + 3;
+        let start = jiff::Timestamp::now().as_second() + 6;
         let setting = json!({ "queue": queue, "every": 86400, "start": start, "ttl": 0 });
         put(&server, &token, &format!("/{queue}"), &setting).await.expect(201);
         until("it is placed", async || {

@@ -10,6 +10,8 @@ use crate::support::servers::TestServer;
 
 /// Longer than a token's cached record is valid.
 const STALE: Duration = Duration::from_millis(1100);
+/// Shorter than the timeout of calls to a Redis.
+const SHORT: Duration = Duration::from_secs(4);
 
 /// Starts a server whose jobs are on a Redis, and whose tokens are behind a proxy to it.
 async fn behind_proxy(redis: &RedisServer, round_trip: Duration) -> (TestServer, SlowProxy) {
@@ -24,34 +26,30 @@ async fn timed(answer: impl Future<Output = Response>) -> (Response, Duration) {
     (answer, began.elapsed())
 }
 
-/// Guards against one token check at a time: guesses at tokens would delay all requests.
+/// Guards against one token check at a time: guesses at tokens would delay all requests, here by four seconds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guesses_at_a_distant_store_do_not_delay_a_publish() {
     let redis = RedisServer::start();
-    let (server, _proxy) = behind_proxy(&redis, Duration::from_millis(10)).await;
-    let token = server.token("ns").await;
-    server.put(&token, "/api/ns/q", "x").await.expect(201);
-    let mut took = Vec::new();
+    let (server, _proxy) = behind_proxy(&redis, Duration::from_millis(100)).await;
     for round in 0..5 {
-        tokio::time::sleep(STALE).await; // the server must ask about the token again
+        // It is not cached yet, so the server must ask about it.
+        let token = server.token("ns").await;
         let guess = |n: usize| {
             let request = server.api("GET", "/api/ns/q", &format!("guess-{round}-{n}"));
             tokio::spawn(async move { send(request).await.expect(401) })
         };
         let guesses: Vec<_> = (0..40).map(guess).collect();
         tokio::time::sleep(Duration::from_millis(20)).await; // most guesses are in flight by then
-        took.push(timed(server.put(&token, "/api/ns/q", "x")).await);
+        let (answer, took) = timed(server.put(&token, "/api/ns/q", "x")).await;
+        answer.expect(201);
+        assert!(took < Duration::from_secs(2), "publish {round}, beside 40 guesses, took {took:?}");
         for guess in guesses {
             guess.await.expect("each guess is refused");
         }
     }
-    took.iter().for_each(|(answer, _)| assert_eq!(answer.status, 201, "{answer:?}"));
-    let mut took: Vec<Duration> = took.into_iter().map(|(_, took)| took).collect();
-    took.sort();
-    assert!(took[2] < Duration::from_millis(150), "a publish beside 40 guesses took {took:?}");
 }
 
-/// Guards against a hanging store that delays requests with recently accepted tokens.
+/// Guards against a hanging store that delays requests with recently accepted tokens by its timeout of five seconds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_hangs_delays_good_tokens_by_a_moment() {
     let redis = RedisServer::start();
@@ -66,11 +64,11 @@ async fn a_store_that_hangs_delays_good_tokens_by_a_moment() {
     for n in 0..3 {
         let (answer, took) = timed(server.put(&free, "/api/ns/q", "x")).await;
         assert_eq!(answer.status, 201, "publish {n} while the store hangs: {answer:?}");
-        assert!(took < Duration::from_millis(600), "publish {n} while the store hangs took {took:?}");
+        assert!(took < SHORT, "publish {n} while the store hangs took {took:?}");
     }
     let (answer, took) = timed(server.put(&limited, "/api/ns/q", "x")).await;
     assert_eq!(answer.status, 500, "what cannot be counted is not let in: {answer:?}");
-    assert!(took < Duration::from_secs(3), "the refusal took {took:?}");
+    assert!(took < SHORT, "the refusal took {took:?}");
     proxy.hang(false);
     until_status(201, async || server.put(&limited, "/api/ns/q", "x").await).await;
     send(server.admin("DELETE", &format!("/token/ns/{free}"))).await.expect(204);
@@ -112,10 +110,8 @@ async fn the_limits_of_others_cost_nothing() {
     assert_eq!(all.json.as_array().map(Vec::len), Some(5000), "each limit once");
     let listed = steps(&mut conn) - before - quiet;
     assert!(quiet <= 2 && listed > 4, "{quiet} steps beside publishes; all limits take {listed}");
-    // A limit written by lmstfy, without a notification, is seen within a second.
+    // A limit written by lmstfy, without a notification, is seen.
     let _: u64 = redis::Commands::hset(&mut conn, "__throttler_keys__", format!("default/ns/{token}"), limit)
         .expect("HSET");
-    tokio::time::sleep(STALE).await;
-    server.put(&token, "/api/ns/q", "x").await.expect(201);
-    server.put(&token, "/api/ns/q", "x").await.expect(429);
+    until_status(429, async || server.put(&token, "/api/ns/q", "x").await).await;
 }

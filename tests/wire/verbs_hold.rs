@@ -112,9 +112,9 @@ async fn still_working(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
     server.put(&token, "/api/ns/q?tries=2", "x").await.expect(201);
-    let job = server.get(&token, "/api/ns/q?receipt=1&ttr=2").await.expect(200);
+    let job = server.get(&token, "/api/ns/q?receipt=1&ttr=600").await.expect(200);
     let mut hold = Hold::of(&job.json);
-    for ttr in ["&ttr=0.75", "&ttr=600.5", ""] {
+    for ttr in ["&ttr=60.75", "&ttr=600.5", ""] {
         let before = Hold { path: hold.path.clone(), receipt: hold.receipt.clone() };
         let touched = post(&server, &token, &format!("{}{ttr}", hold.to("touch")), "").await.expect(200);
         assert_eq!(touched.says(), "touched");

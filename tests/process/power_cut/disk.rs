@@ -131,6 +131,7 @@ fn split(at: u64, data: &[u8]) -> impl Iterator<Item = (u64, usize, &[u8])> {
 #[derive(Clone, Debug)]
 struct Change {
     op: Op,
+    began: usize,
     ended: usize,
 }
 
@@ -245,7 +246,7 @@ impl<'a> Disk<'a> {
             let moment = self.recording.moments[self.at];
             let event = &self.recording.events[moment.event];
             self.at += 1;
-            let change = || Change { op: event.op.clone(), ended: event.ended };
+            let change = || Change { op: event.op.clone(), began: event.began, ended: event.ended };
             match (&event.op, moment.ends) {
                 (Op::Write { file, .. } | Op::Resize { file, .. }, false) => {
                     self.files.entry(*file).or_default().since.push(change());
@@ -282,6 +283,12 @@ impl<'a> Disk<'a> {
         for change in self.names_since.extract_if(.., |c| c.ended < began && covers(c)) {
             set_names(&mut self.names, &change.op);
         }
+    }
+
+    /// Returns the moments at which the unsynced changes of these files began.
+    pub fn unsynced_writes(&self, of: impl Fn(Node) -> bool) -> impl Iterator<Item = usize> {
+        let files = self.files.iter().filter(move |(node, _)| of(**node));
+        files.flat_map(|(_, file)| file.since.iter().map(|change| change.began))
     }
 
     /// Returns the directory with all writes applied, as the running system shows it.

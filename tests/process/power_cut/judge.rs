@@ -2,8 +2,8 @@
 //!
 //! An act is *firm* if the power cut must not undo it. With `Sync = "always"` these are the acknowledged acts that must
 //! last, and every delivery acknowledged before the start of a firm act: the store has one log, and a sync persists
-//! everything before it. With `"everysec"` these are the acts acknowledged more than [`A_SECOND`] ago. An act that had
-//! not begun cannot have happened; any other may have happened completely or not at all.
+//! everything before it. With `"everysec"` these are the acts acknowledged before the first write to the log that is not
+//! synced. An act that had not begun cannot have happened; any other may have happened completely or not at all.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -25,9 +25,6 @@ use dormouse::settings::{MAX_SCAN, SettingsStore};
 
 use super::load::{Act, NAMESPACE, TICKS, What};
 
-/// Maximum loss with `"everysec"`. The store begins a sync each second; the half second is for that sync and for a
-/// machine slowed down by strace.
-const A_SECOND: u64 = 1_500_000_000;
 /// Longer than every delay and ttr of the recorded requests.
 const LATER: Duration = Duration::from_secs(7200);
 
@@ -46,6 +43,14 @@ pub enum Kind {
     Wrong,
     Order,
     Early,
+}
+
+/// A cut, in nanoseconds since 1970.
+#[derive(Debug)]
+pub struct PowerCut {
+    pub at: u64,
+    /// The start of each write to the log that no sync covers.
+    pub unsynced: Vec<u64>,
 }
 
 /// State of a store after a cut.
@@ -157,9 +162,14 @@ impl Account {
         self.acts.iter().map(|act| act.answered).min().unwrap_or(u64::MAX)
     }
 
-    /// Opens `path`, the result of a cut at this time, and judges it.
-    pub async fn judge(&self, path: &Path, cut: u64) -> Verdict {
-        let clock = Arc::new(ManualClock::new(cut / 1_000_000));
+    /// Whether the server was killed and not yet started again.
+    pub fn is_down(&self, at: u64) -> bool {
+        self.down.contains(&at)
+    }
+
+    /// Opens `path`, the result of a cut, and judges it.
+    pub async fn judge(&self, path: &Path, cut: &PowerCut) -> Verdict {
+        let clock = Arc::new(ManualClock::new(cut.at / 1_000_000));
         let mut options = DiskOptions::new(path, clock.clone());
         options.upkeep = false;
         // The judge's own writes need not last.
@@ -189,7 +199,7 @@ impl Account {
     }
 
     /// Compares the occurrences recorded by schedules with the existing jobs.
-    async fn schedules(&self, engine: &DiskEngine, cut: u64) -> Result<Vec<(Kind, String)>, String> {
+    async fn schedules(&self, engine: &DiskEngine, cut: &PowerCut) -> Result<Vec<(Kind, String)>, String> {
         let settings = DiskSettings::new(engine);
         let (mut findings, mut jobs, mut cursor) =
             (Vec::new(), BTreeMap::<String, HashSet<String>>::new(), None);
@@ -289,10 +299,11 @@ impl Account {
         Ok(found)
     }
 
-    fn compare(&self, found: &[Found], cut: u64) -> Vec<(Kind, String)> {
+    fn compare(&self, found: &[Found], power_cut: &PowerCut) -> Vec<(Kind, String)> {
         let mut findings = Vec::new();
+        let cut = power_cut.at;
         let begun = |n: usize| self.acts[n].began < cut;
-        let firm_until = self.firm_until(cut);
+        let firm_until = self.firm_until(power_cut);
         let firm = |n: usize| self.acts[n].answered < firm_until(self.acts[n].what.must_last());
         let mut seen: HashMap<String, &Found> = HashMap::new();
         for it in found {
@@ -331,15 +342,14 @@ impl Account {
     }
 
     /// Returns the time before which an acknowledged act is firm, if it must last, or if it need not.
-    fn firm_until(&self, cut: u64) -> impl Fn(bool) -> u64 {
-        // Writes of a killed server are not synced before the next one opens the store.
-        let served = if self.down.contains(&cut) { self.down.start } else { cut };
-        let opened = if cut >= self.down.end { self.down.start } else { 0 };
-        let second_ago = served.saturating_sub(A_SECOND).max(opened);
-        let lasting = if self.always { cut } else { second_ago };
+    fn firm_until(&self, cut: &PowerCut) -> impl Fn(bool) -> u64 {
+        // Once the next server has opened the store, nothing of a killed one is lost.
+        let opened = if cut.at >= self.down.end { self.down.start } else { 0 };
+        let synced = cut.unsynced.iter().copied().filter(|at| *at >= opened).min().unwrap_or(cut.at);
+        let lasting = if self.always { cut.at } else { synced };
         let acts = self.acts.iter().filter(|act| act.what.must_last() && act.answered < lasting);
         let last_synced = acts.map(|act| act.began).max().unwrap_or(0);
-        let passing = if self.always { last_synced } else { second_ago };
+        let passing = if self.always { last_synced } else { synced };
         move |must_last| if must_last { lasting } else { passing }
     }
 
@@ -445,7 +455,7 @@ impl Account {
         &self,
         engine: &DiskEngine,
         clock: Arc<ManualClock>,
-        cut: u64,
+        cut: &PowerCut,
     ) -> Result<Vec<(Kind, String)>, String> {
         let (settings, tasks) = (Arc::new(DiskSettings::new(engine)), Tasks::new(Failure::default()));
         let store = SettingsAdmin::open(settings, clock, tasks).await.map_err(|e| e.to_string())?;
@@ -565,7 +575,8 @@ mod tests {
         }
         engine.close().await;
         drop(engine);
-        let verdict = Account::new(acts, true, 0..0).judge(dir.path(), CUT * 1_000_000).await;
+        let cut = PowerCut { at: CUT * 1_000_000, unsynced: Vec::new() };
+        let verdict = Account::new(acts, true, 0..0).judge(dir.path(), &cut).await;
         let Verdict::Opened(findings) = verdict else { panic!("the store opens: {verdict:?}") };
         let mut kinds: Vec<Kind> = findings.into_iter().map(|(kind, _)| kind).collect();
         kinds.sort_unstable();

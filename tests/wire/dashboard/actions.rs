@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{browse, dead_job, submit};
+use super::{browse, browse_whole, dead_job, submit};
 use crate::support::client::send;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
@@ -284,16 +284,16 @@ async fn a_page_without_schedules_leads_to_the_next() {
         }
     }
     let path = "schedules?pool=default&namespace=shop&state=paused";
-    let page = browse(&server, path).await.expect(200);
+    let page = browse_whole(&server, path).await;
     page.says("Looked at some 1,000 schedules, found none yet.").says_not("There is no such schedule");
-    let next = browse(&server, &format!("schedules{}", page.link("Next"))).await.expect(200);
+    let next = browse_whole(&server, &format!("schedules{}", page.link("Next"))).await;
     next.says("There are no more.").says_not("Looked at some");
     // Schedules of several namespaces.
     for namespace in ["shop", "other"] {
         send(server.admin("POST", &format!("/api/{namespace}/reports/jobs")).body("x")).await.expect(201);
     }
     server.sampled().await;
-    let page = browse(&server, "schedules?state=paused").await.expect(200);
+    let page = browse_whole(&server, "schedules?state=paused").await;
     page.says("Not all are shown: name a namespace.").says_not("There is no such schedule");
 }
 

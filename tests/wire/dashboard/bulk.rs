@@ -51,6 +51,7 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
     submit(&server, &dead, &of_one).await.expect(200).says("The action has started");
     done(&server).await;
     assert_eq!((server.size("/api/shop/mail").await, server.size("/api/shop/mail/deadletter").await), (2, 3));
+    server.sampled().await;
     submit(&server, &dead, &[("do", "respawn-all")]).await.expect(400);
     let all = [("do", "respawn-all"), ("sure", "yes"), ("ask", "respawn-all"), ("tries", "none")];
     submit(&server, &dead, &all)

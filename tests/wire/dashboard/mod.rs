@@ -8,17 +8,46 @@ mod page;
 mod pages;
 mod states;
 
+use std::time::{Duration, Instant};
+
 use reqwest::header::HeaderMap;
 
 use self::page::Page;
 use crate::support::client::{Response, send};
 use crate::support::servers::TestServer;
+use crate::support::wait::TIMEOUT;
 
 /// Requests a page with a browser's headers.
 async fn browse(server: &TestServer, path: &str) -> Page {
     let answer =
         send(server.admin("GET", &format!("/ui/{path}")).header("Accept", "text/html,*/*;q=0.8")).await;
     Page::of(answer)
+}
+
+/// Requests a page until it shows a change. A page does not wait for a store that takes longer than 300 ms, and shows
+/// older statistics. Panics long before the next sample, which would show the change too.
+async fn browse_until(server: &TestServer, path: &str, shows: impl Fn(&Page) -> bool) -> Page {
+    let began = Instant::now();
+    loop {
+        let page = browse(server, path).await.expect(200);
+        if shows(&page) {
+            return page;
+        }
+        assert!(began.elapsed() < Duration::from_secs(4), "{path:?} should show a change: {}", page.main);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Requests a page until it has what it shows: a page waits for its list for about a second only.
+async fn browse_whole(server: &TestServer, path: &str) -> Page {
+    let began = Instant::now();
+    loop {
+        let page = browse(server, path).await.expect(200);
+        if !page.main.contains("no response within a second") {
+            return page;
+        }
+        assert!(began.elapsed() < TIMEOUT, "{path:?} should have its list within {TIMEOUT:?}: {}", page.main);
+    }
 }
 
 /// Submits a form. Returns the page that it redirects to.

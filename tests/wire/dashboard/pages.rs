@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{browse, dead_job, submit, unfollowed};
+use super::{browse, browse_until, dead_job, submit, unfollowed};
 use crate::support::client::send;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
@@ -56,8 +56,9 @@ async fn a_queue_is_found_from_the_overview_on(store: Store) {
             .says("in 9 min")
             .says("Due");
         for by in ["", "?due=hour"] {
-            let due = browse(&server, &format!("queues/default/shop/later{by}")).await.expect(200);
-            due.says("1 delayed job: 0 overdue, 1 in the steps shown");
+            let (path, due) =
+                (format!("queues/default/shop/later{by}"), "1 delayed job: 0 overdue, 1 in the steps shown");
+            browse_until(&server, &path, |page| page.main.contains(due)).await;
         }
     }
     let of_dead = browse(&server, "queues/default/shop/dies?state=dead").await.expect(200);
@@ -291,8 +292,7 @@ async fn what_falls_due_is_shown_while_it_is_counted_anew() {
         browse(&server, &format!("queues/default/shop/q?state=ready{more}")).await.expect(200).main
     };
     put().await;
-    let first = due("&due=minute").await;
-    assert!(first.contains("1 delayed job: 0 overdue"), "{first}");
+    until("it is counted", async || due("&due=minute").await.contains("1 delayed job: 0 overdue")).await;
     put().await;
     let stalled = redis.stall();
     // After some seconds the connection counts as broken, and the count fails.
@@ -342,7 +342,7 @@ async fn a_store_that_is_away_leaves_the_last_figures() {
         let began = Instant::now();
         let page = browse(&server, path).await.expect(200);
         let took = began.elapsed();
-        assert!(took < Duration::from_millis(1500), "{path}: {took:?}");
+        assert!(took < Duration::from_secs(4), "{path}: {took:?}");
         page.says("The store of pool default does not answer").says("since").says("Its statistics are from");
     }
     let queue = browse(&server, "queues/default/shop/q").await;

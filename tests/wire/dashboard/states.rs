@@ -12,6 +12,7 @@ async fn a_queue_page_opens_on_the_state_that_matters() {
     let token = server.token("shop").await;
     let queue = "queues/default/shop/q";
     let shown = async || {
+        server.sampled().await;
         let page = browse(&server, queue).await.expect(200);
         let tabs = page.all("a").filter(|a| a.get("href").is_some_and(|href| href.contains("state=")));
         let current = tabs.filter(|a| a.get("aria-current") == Some("page")).map(|a| a.text.clone()).next();
@@ -23,7 +24,6 @@ async fn a_queue_page_opens_on_the_state_that_matters() {
     assert_eq!(shown().await, "Ready 1");
     server.get(&token, "/api/shop/q?ttr=600").await.expect(200);
     dead_job(&server, &token, "q", "x", "why").await;
-    server.sampled().await;
     assert_eq!(shown().await, "Dead 1", "a job has died");
     // A state without jobs has no link.
     let page = browse(&server, queue).await.expect(200);
@@ -75,6 +75,7 @@ async fn delayed_jobs_are_made_due() {
     submit(&server, queue, &one).await.expect(200).says("0 jobs are due now.");
     let job = format!("jobs/default/shop/q/{}", jobs[1]);
     submit(&server, &job, &[("do", "promote")]).await.expect(200).says("1 job is due now.").says("ready");
+    server.sampled().await;
     let page = browse(&server, queue).await.expect(200);
     let ask = page.link("Make all due now");
     browse(&server, &format!("queues/default/shop/q{ask}"))
