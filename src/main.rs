@@ -267,8 +267,13 @@ fn main() -> ExitCode {
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
-    let options =
-        Options { skip_verification: args.skip_verification, demo, pid_file: args.pid_file, config_file };
+    let options = Options {
+        skip_verification: args.skip_verification,
+        demo,
+        pid_file: args.pid_file,
+        config_file,
+        source_patience: None,
+    };
     let mut runtime = Builder::new_multi_thread();
     if let Some(threads) = threads(&config) {
         runtime.worker_threads(threads);

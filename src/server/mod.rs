@@ -30,7 +30,7 @@ use self::state::{PushParts, StateParts, app_state};
 use self::stores::{Patience, Stores, admin_store, open_stores};
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::engine::migration::Migration;
+use crate::engine::migration::{Migration, PATIENCE};
 use crate::http::{AppState, Readiness};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
@@ -66,6 +66,8 @@ pub struct Options {
     pub pid_file: Option<PathBuf>,
     /// Path of the configuration file, for the log.
     pub config_file: Option<PathBuf>,
+    /// How long the source of a pool that moves may delay a reply, if not [`PATIENCE`]. For tests of other things.
+    pub source_patience: Option<Duration>,
 }
 
 /// A signal to the process.
@@ -159,7 +161,7 @@ impl Server {
         let opened = async {
             open_stores(&config, files.tables, &metrics, &tls, patience, &mut stores).await?;
             let store = admin_store(&config, &tls, patience, &mut stores, &outage, &tasks).await?;
-            Ok((store, served(&config, &stores)))
+            Ok((store, served(&config, &stores, options.source_patience)))
         };
         let ((tokens, settings), served) = match opened.await {
             Ok(opened) => opened,
@@ -346,13 +348,18 @@ fn divide_files(config: &Config) -> Result<OpenFiles, ServerError> {
 }
 
 /// Returns the engine of each pool: its store, or the migration between two.
-fn served(config: &Config, stores: &Stores) -> BTreeMap<PoolName, Arc<dyn Engine>> {
+fn served(
+    config: &Config,
+    stores: &Stores,
+    patience: Option<Duration>,
+) -> BTreeMap<PoolName, Arc<dyn Engine>> {
     let mut served = stores.engines.clone();
     for (name, engine) in &mut served {
         if let Some(to) = &config.pool[name.as_str()].migrate_to
             && let Some((_, new)) = stores.engines.iter().find(|(other, _)| other.as_str() == to)
         {
-            *engine = Arc::new(Migration::start(engine.clone(), new.clone()));
+            let patience = patience.unwrap_or(PATIENCE);
+            *engine = Arc::new(Migration::start(engine.clone(), new.clone(), patience));
         }
     }
     served

@@ -198,7 +198,7 @@ fn all_queues() -> RedisOptions {
 
 async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
     // The laws are not about slow stores: a stall of the machine is none.
-    Arc::new(Migration::start_with(old, new, TIMEOUT))
+    Arc::new(Migration::start(old, new, TIMEOUT))
 }
 
 async fn disk_to_disk() -> impl Stage {

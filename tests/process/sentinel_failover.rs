@@ -285,6 +285,7 @@ async fn run(case: Case) -> Figures {
     load.run(began + case.before, || false).await;
 
     assert_eq!(redises.current(), Some(0), "no failover has happened by itself");
+    // The first would not answer if it is dead or hangs.
     let working = usize::from(case.first != First::Well);
     let set_down_after = |redises: &Sentinels, down_after: Duration| {
         if case.fault != Fault::Planned {

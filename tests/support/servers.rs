@@ -105,11 +105,16 @@ pub struct TestServer {
 impl TestServer {
     /// Starts a server from a configuration, whose ports are replaced by free ones. `keep` is dropped after the server.
     pub async fn start(toml: &str, keep: impl Any + Send + Sync) -> TestServer {
+        TestServer::start_with(Options::default(), toml, keep).await
+    }
+
+    /// Like `start`, with these options.
+    pub async fn start_with(options: Options, toml: &str, keep: impl Any + Send + Sync) -> TestServer {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         std::fs::write(file.path(), toml).expect("it can be written");
         let ports = ["DORMOUSE_PORT", "DORMOUSE_ADMIN_PORT"].map(|k| (k.to_owned(), "0".to_owned()));
         let config = Config::load(Some(file.path()), ports).expect("a valid configuration");
-        let server = Server::start(config, Options::default()).await.expect("the server starts");
+        let server = Server::start(config, options).await.expect("the server starts");
         let (api_addr, admin_addr) = (server.api, server.admin);
         held::serves(api_addr, admin_addr);
         TestServer { api_addr, admin_addr, server: Some(server), _keep: Box::new(keep) }

@@ -18,7 +18,8 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::support::client::send;
 use crate::support::servers::TestServer;
 
-/// Steps depend on times, such as a ttr of five seconds. A small machine would be too busy if all scenarios ran at once.
+/// Steps depend on times, such as a ttr of five seconds. A small machine would be too busy if all scenarios ran at
+/// once.
 const AT_ONCE: u32 = 8;
 /// How much longer than in the recording a reply may take.
 const SLOWER: f64 = 4.0;
@@ -78,14 +79,17 @@ pub async fn play_all_but(server: TestServer, expected: &[Expected]) {
         let answer = step.unwrap_or_else(|| panic!("{name} is a scenario with such a step"));
         answer["body"] = serde_json::from_str(body).expect("JSON");
     }
+    // Parked polls are counted per server, so a scenario with one runs alone; first, so that it waits for no other.
+    let is_alone = |scenario: &Value| {
+        let mut steps = scenario["steps"].as_array().into_iter().flatten();
+        steps.any(|step| !step["bg"].is_null())
+    };
+    scenarios.sort_by_key(|scenario| !is_alone(scenario));
     let turns = Arc::new(Semaphore::new(AT_ONCE as usize));
     for (i, scenario) in scenarios.into_iter().enumerate() {
         let (server, turns) = (server.clone(), turns.clone());
+        let many = if is_alone(&scenario) { AT_ONCE } else { 1 };
         playing.spawn(async move {
-            // Parked polls are counted per server, so a scenario with one runs alone.
-            let mut steps = scenario["steps"].as_array().into_iter().flatten();
-            let alone = steps.any(|step| !step["bg"].is_null());
-            let many = if alone { AT_ONCE } else { 1 };
             let _turn = turns.acquire_many_owned(many).await.expect("it is never closed");
             play(&server, &scenario, i).await
         });

@@ -6,6 +6,8 @@ use crate::cluster::pool_on;
 use crate::player::{Expected, play_all, play_all_but};
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::servers::{Store, TestServer};
+use crate::support::wait::TIMEOUT;
+use dormouse::server::Options;
 
 /// The difference between lmstfy's recording and a server whose default pool migrates: it has two pools.
 const TWO_POOLS: Expected = ("admin-pools", 0, r#"["bigger","default"]"#);
@@ -45,5 +47,7 @@ async fn from_disk_to_a_redis() {
 async fn moving(old: Store, new: Store) {
     let (from, to, admin) = (old.keys(), new.keys(), old.admin());
     let toml = format!("[Pool.default]\nMigrateTo = \"bigger\"\n{from}[Pool.bigger]\n{to}{admin}");
-    play_all_but(TestServer::start(&toml, (old, new)).await, &[TWO_POOLS]).await;
+    // A source that is slow because the machine is must not fail a step.
+    let options = Options { source_patience: Some(TIMEOUT), ..Options::default() };
+    play_all_but(TestServer::start_with(options, &toml, (old, new)).await, &[TWO_POOLS]).await;
 }

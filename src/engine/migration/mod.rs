@@ -80,13 +80,9 @@ pub struct Migration {
 }
 
 impl Migration {
-    /// Drains `old` by consumes, and fills `new` by publishes. Spawns tasks on the current runtime.
-    pub fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Migration {
-        Migration::start_with(old, new, PATIENCE)
-    }
-
-    /// Like `start`; a source may delay by `patience` a reply that the target could give.
-    pub fn start_with(old: Arc<dyn Engine>, new: Arc<dyn Engine>, patience: Duration) -> Migration {
+    /// Drains `old` by consumes, and fills `new` by publishes. `old` may delay by `patience` a reply that `new` could
+    /// give. Spawns tasks on the current runtime.
+    pub fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>, patience: Duration) -> Migration {
         Migration { stores: TwoStores::new(old, new, patience, Tasks::new(Failure::default())) }
     }
 }

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::error::{Error, Result};
 
-/// How long the source may delay a reply that the target could give, unless a pool is started with another time.
+/// How long the source may delay a reply that the target could give.
 pub const PATIENCE: Duration = Duration::from_millis(250);
 /// The same for a source whose last consume was slow. Otherwise a slow source would never drain, because its deliveries
 /// would be returned each time. A consume that finds nothing in the target fails after this time too.

@@ -31,7 +31,7 @@ use tokio::time::Instant;
 const TTR: Duration = Duration::from_secs(60);
 
 async fn moving(old: &Arc<Gated<ModelEngine>>, new: &Arc<Gated<ModelEngine>>) -> Arc<dyn Engine> {
-    Arc::new(Migration::start(old.clone(), new.clone()))
+    Arc::new(Migration::start(old.clone(), new.clone(), PATIENCE))
 }
 
 /// Two stores, and the pool that moves from the first to the second.
