@@ -66,11 +66,11 @@ async fn a_page_made_while_the_store_hangs_forgets_no_change() {
     let redis = RedisServer::start();
     let server = TestServer::start(&redis_toml(&redis), ()).await;
     let token = server.token("shop").await;
-    server.put(&token, "/api/shop/q", "x").await.expect(201);
+    dead_job(&server, &token, "mail", "x", "no such address").await;
     server.sampled().await;
-    send(server.api("POST", "/api/shop/q/pause", &token)).await.expect(200);
+    send(server.api("DELETE", "/api/shop/mail/deadletter?limit=10", &token)).await.expect(204);
     let stalled = redis.stall();
-    browse(&server, "queues").await.expect(200);
+    browse(&server, "dead").await.expect(200).says("shop/mail");
     drop(stalled);
-    browse_until(&server, "queues", |page| page.main.contains("paused")).await;
+    browse_until(&server, "dead", |page| page.main.contains("No queue has dead jobs")).await;
 }
