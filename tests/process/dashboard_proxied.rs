@@ -25,7 +25,7 @@ fn blocks() -> [String; 2] {
     [stripped, kept].map(str::to_owned)
 }
 
-/// What a page says in place of what was not read in time.
+/// Text of a page in place of data that was not read in time.
 const INCOMPLETE: &str = "no response within a second";
 
 /// A dashboard behind nginx.
@@ -117,8 +117,8 @@ impl Outside {
         told.flat_map(|(name, value)| ["-H".to_owned(), format!("Sec-Fetch-{name}: {value}")]).collect()
     }
 
-    /// Follows a link, or loads a resource of a page. Waits until a page shows everything: on a busy machine it may lack
-    /// what its server could not read in time.
+    /// Follows a link, or loads a resource of a page. Waits until the page is complete: on a busy machine its server may
+    /// not read everything in time.
     fn get(&self, url: &str, from: Site, dest: &str) -> Answer {
         let mode = if ["document", "iframe"].contains(&dest) { "navigate" } else { "no-cors" };
         let told = self.told(from, mode, dest);

@@ -53,7 +53,7 @@ fn ports() -> ([String; 2], [String; 2]) {
     (ports.clone(), ports.map(|port| format!("127.0.0.1:{port}")))
 }
 
-/// Nobody listens here.
+/// An address without a listener.
 const NOBODY: &str = "127.0.0.1:1";
 
 fn write(dir: &Path, toml: &str) {

@@ -12,7 +12,7 @@ use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
 
 use crate::common::{TTR, queue};
 use crate::support::engine_ext::EngineExt;
-use crate::support::redis_cluster::{NODE_TIMEOUT, RedisCluster};
+use crate::support::redis_cluster::{NODE_TIMEOUT, RedisCluster, STEADY_TIMEOUT};
 use crate::support::redis_cluster_bus::PartedCluster;
 use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
@@ -235,16 +235,6 @@ fn nodes_of(cluster: &RedisCluster) -> (usize, usize) {
     (master, cluster.replica_of(&id))
 }
 
-/// A node timeout longer than a stall of the machine, in milliseconds.
-const LONG_TIMEOUT: u64 = 20_000;
-
-/// Sets after how many milliseconds without a reply the nodes consider one of them down.
-fn set_timeout(cluster: &RedisCluster, timeout: u64) {
-    for server in 0..cluster.servers.len() {
-        cluster.tell::<()>(server, &["CONFIG", "SET", "cluster-node-timeout", &timeout.to_string()]);
-    }
-}
-
 /// Guards against losing a confirmed job when a partitioned master rejoins the cluster: it accepts writes until it
 /// notices the partition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -260,7 +250,7 @@ async fn what_a_master_took_that_was_cut_off_is_lost_unless_a_replica_was_waited
     let (master, replica) = nodes_of(cluster);
     until("all is copied", async || cluster.is_copied(master)).await;
     // A stall of the machine is no failure of a node, until the master has taken some jobs.
-    set_timeout(cluster, LONG_TIMEOUT);
+    cluster.set_timeout(STEADY_TIMEOUT);
     let cut = Instant::now();
     parted.cut_off(&[master]);
     let unanswered = tokio::spawn({
@@ -271,8 +261,8 @@ async fn what_a_master_took_that_was_cut_off_is_lost_unless_a_replica_was_waited
     for n in 0.. {
         let body = format!("thrown away {n}");
         let answer = put(&fast, &queue, &body).await;
-        // Before this, nobody has taken the place of the master.
-        if answer.is_err() || cut.elapsed() >= Duration::from_millis(LONG_TIMEOUT) {
+        // No replica is promoted before this.
+        if answer.is_err() || cut.elapsed() >= Duration::from_millis(STEADY_TIMEOUT) {
             unsure = Some(body);
             break;
         }
@@ -281,7 +271,7 @@ async fn what_a_master_took_that_was_cut_off_is_lost_unless_a_replica_was_waited
             break;
         }
     }
-    set_timeout(cluster, NODE_TIMEOUT);
+    cluster.set_timeout(NODE_TIMEOUT);
     unanswered.await.expect("it does not panic").expect_err("no replica has it");
     until("the replica takes its place", async || {
         cluster.tell::<String>(replica, &["INFO", "replication"]).contains("role:master")

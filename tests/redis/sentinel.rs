@@ -106,7 +106,7 @@ async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again(
     is_well(&engine).await;
     // Loads the script.
     crate::common::consume(&engine, &queue("empty"), 1, crate::common::TTR).await.expect("consumed");
-    // As if it hung, but what has been sent to it can be seen.
+    // No replies, as if it hung, but the test can check which calls have arrived.
     proxy.set_answers(Answers::Hold);
     let on_old = &mut old.connection();
     calls_of(on_old, "llen");

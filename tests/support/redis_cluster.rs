@@ -12,8 +12,8 @@ const AGREE: Duration = Duration::from_secs(30);
 /// Time without a reply after which the nodes of a [`quick`](RedisCluster::quick) cluster consider one of them down,
 /// in milliseconds.
 pub const NODE_TIMEOUT: u64 = 1000;
-/// The same of other clusters: a stall of the machine is no failure of a node.
-const STEADY_TIMEOUT: u64 = 20_000;
+/// The node timeout of other clusters: a stall of the machine is no failure of a node.
+pub const STEADY_TIMEOUT: u64 = 20_000;
 
 /// Its servers: masters first, then a replica of each.
 #[derive(Debug)]
@@ -51,18 +51,19 @@ impl RedisCluster {
         cluster
     }
 
-    /// Makes the nodes notice within [`NODE_TIMEOUT`] that one of them is down.
+    /// Makes the nodes detect a failed node within [`NODE_TIMEOUT`].
     #[allow(dead_code)] // not every test binary stops a node
     pub fn quick(mut self) -> RedisCluster {
         self.timeout = NODE_TIMEOUT;
-        self.set_timeout();
+        self.set_timeout(self.timeout);
         self
     }
 
-    fn set_timeout(&self) {
+    /// Sets the node timeout, in milliseconds, until the nodes next [`agree`](RedisCluster::agree).
+    pub fn set_timeout(&self, timeout: u64) {
         for server in self.alive() {
             let mut set = redis::cmd("CONFIG");
-            set.arg("SET").arg("cluster-node-timeout").arg(self.timeout);
+            set.arg("SET").arg("cluster-node-timeout").arg(timeout);
             set.query::<()>(&mut server.connection()).expect("a node takes its timeout");
         }
     }
@@ -115,8 +116,8 @@ impl RedisCluster {
             assert!(began.elapsed() < AGREE, "the nodes did not agree within {AGREE:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
-        // The nodes of a new cluster meet the sooner the shorter it is.
-        self.set_timeout();
+        // Last, since the nodes of a new cluster meet the sooner the shorter it is.
+        self.set_timeout(self.timeout);
     }
 }
 

@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::redis_cluster::RedisCluster;
+use super::redis_server::BUS;
 
 /// Nodes connect from 127.0.0.10, .11, ..
 const FIRST_ADDRESS: usize = 10;
-/// Difference between a node's cluster bus port and its client port.
-const BUS: u16 = 10_000;
 
 /// Three masters with a replica each.
 pub struct PartedCluster {

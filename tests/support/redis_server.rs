@@ -131,7 +131,7 @@ impl Drop for RedisServer {
 }
 
 /// Difference between a node's cluster bus port and its port.
-const BUS: u16 = 10_000;
+pub const BUS: u16 = 10_000;
 
 /// Returns a port that was free a moment ago, as was its bus port; starting on it may still fail. Connections cannot
 /// take either while the server is down: both are below the range of ephemeral ports. Nor do other tests, which choose

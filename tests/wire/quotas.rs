@@ -172,7 +172,7 @@ on_each_store!(
     a_quota_and_what_it_counts_outlive_the_server,
 );
 
-/// Upper bound on what takes a second, for a machine that stalls.
+/// Timeout for effects that take a second, on a machine that stalls.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Guards against a quota known only to the server that received it, and against two servers that each fill it.

@@ -298,7 +298,7 @@ async fn a_producer_can_wait_on_a_queue_named_after_its_job(store: Store) {
     let job = server.put(&token, "/api/ns/work?ttl=10", "question").await.expect(201).job_id();
     let wait = tokio::spawn(send(server.api("GET", &format!("/api/ns/{job}?timeout=10"), &token)));
     let got = server.get(&token, "/api/ns/work?timeout=5").await.expect(200);
-    // What is left of the ttl is rounded to seconds.
+    // The remaining ttl is rounded to seconds.
     let least = (10.499 - began.elapsed().as_secs_f64()) as u64;
     let ttl = got.json["ttl"].as_u64().unwrap_or_default();
     assert_eq!(got.job_id(), job);

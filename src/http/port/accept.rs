@@ -109,8 +109,8 @@ pub async fn serve(
             }
         }
     }
-    // To their peers, connections in the listen queue are established, and many have sent a request. The end of the
-    // listener resets what it has not accepted.
+    // To their peers, connections in the listen queue are established, and many have sent a request. Closing the
+    // listener resets connections that it has not accepted.
     let Ok(listener) = listener.into_std() else { return };
     #[cfg(target_os = "linux")]
     if let Err(error) = drop_new(&listener) {
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(sockopt::tcp_keepcnt(&stream), Ok(KEEPALIVE_COUNT), "how many questions");
     }
 
-    /// Guards against a reset of what arrives while a server stops.
+    /// Guards against a reset of connections that arrive while a server stops.
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn new_connections_are_dropped_and_those_in_the_queue_stay() {

@@ -24,30 +24,34 @@ async fn browse(server: &TestServer, path: &str) -> Page {
     Page::of(answer)
 }
 
-/// Requests a page until it shows a change. A page does not wait for a store that takes longer than 300 ms, and shows
-/// older statistics. Panics long before the next sample, which would show the change too.
-async fn browse_until(server: &TestServer, path: &str, shows: impl Fn(&Page) -> bool) -> Page {
+/// Requests a page until it is as expected.
+async fn browse_within(
+    time: Duration,
+    server: &TestServer,
+    path: &str,
+    expected: impl Fn(&Page) -> bool,
+) -> Page {
     let began = Instant::now();
     loop {
         let page = browse(server, path).await.expect(200);
-        if shows(&page) {
+        if expected(&page) {
             return page;
         }
-        assert!(began.elapsed() < Duration::from_secs(4), "{path:?} should show a change: {}", page.main);
+        assert!(began.elapsed() < time, "{path:?} should be another within {time:?}: {}", page.main);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// Requests a page until it has what it shows: a page waits for its list for about a second only.
+/// Requests a page until it shows a change. A page does not wait for a store that takes longer than 300 ms, and shows
+/// older statistics. Panics long before the next sample, which would show the change too.
+async fn browse_until(server: &TestServer, path: &str, shows: impl Fn(&Page) -> bool) -> Page {
+    browse_within(Duration::from_secs(4), server, path, shows).await
+}
+
+/// Requests a page until it is complete: it waits at most about a second for its list.
 async fn browse_whole(server: &TestServer, path: &str) -> Page {
-    let began = Instant::now();
-    loop {
-        let page = browse(server, path).await.expect(200);
-        if !page.main.contains("no response within a second") {
-            return page;
-        }
-        assert!(began.elapsed() < TIMEOUT, "{path:?} should have its list within {TIMEOUT:?}: {}", page.main);
-    }
+    let is_whole = |page: &Page| !page.main.contains("no response within a second");
+    browse_within(TIMEOUT, server, path, is_whole).await
 }
 
 /// Submits a form. Returns the page that it redirects to.

@@ -61,7 +61,7 @@ pub fn watch(
     }
 }
 
-/// What was seen of some heartbeats.
+/// Observed progress of several heartbeats.
 struct Watch {
     /// Of each: its count, and how many looks ago the unit of work with this count was first seen.
     seen: Vec<(u64, u128)>,
